@@ -1,0 +1,1 @@
+"""System checks: a wrong configuration is found by `manage.py check`, not by a visitor."""
