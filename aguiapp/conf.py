@@ -42,8 +42,8 @@ class Settings:
 
     LEASE_SECONDS: float = 15.0
     SWEEP_SECONDS: float = 4.0
-    COMMAND_SECONDS: float = 0.5
-    CANCEL_SECONDS: float = 0.7
+    COMMAND_SECONDS: float = 0.4
+    CANCEL_SECONDS: float = 0.45
     POLL_SECONDS: float = 1.0
     HEARTBEAT_SECONDS: float = 15.0
     STALL_SECONDS: float = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 SECRET_KEY = os.environ.get("SECRET_KEY", "only-for-the-example-product-and-its-tests")
@@ -27,6 +27,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "project.middleware.content_security_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -56,13 +57,16 @@ def database(url: str) -> dict[str, Any]:
     """The Django settings for ``postgresql://user:password@host:port/name`` or a SQLite path."""
     if url.startswith("postgres"):
         parts = urlsplit(url)
+        query = dict(parse_qsl(parts.query))
         return {
             "ENGINE": "django.db.backends.postgresql",
             "NAME": parts.path.lstrip("/"),
             "USER": unquote(parts.username or ""),
             "PASSWORD": unquote(parts.password or ""),
-            "HOST": unquote(parts.hostname or ""),
-            "PORT": str(parts.port or ""),
+            # A socket's folder stands in the query: postgresql://user@/name?host=/run/postgresql
+            "HOST": query.pop("host", None) or unquote(parts.hostname or ""),
+            "PORT": query.pop("port", None) or str(parts.port or ""),
+            "OPTIONS": query,
         }
     name = Path(url.removeprefix("sqlite:///")) if url else BASE_DIR / "demo.sqlite3"
     return {
@@ -94,6 +98,9 @@ LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "home"
 LOGOUT_REDIRECT_URL = "home"
 STATIC_URL = "static/"
+STATIC_ROOT = BASE_DIR / "staticfiles"
+#: Let the ASGI application serve static files itself: for the demo, not for production.
+SERVE_STATIC = DEBUG or os.environ.get("SERVE_STATIC", "") == "1"
 USE_TZ = True
 TIME_ZONE = "UTC"
 

@@ -1,0 +1,74 @@
+"""AG-UI 1.0 without I/O: events are plain dicts in wire form, time and ids come in."""
+
+from aguiapp.protocol.check import Verdict, check
+from aguiapp.protocol.chunks import Expander
+from aguiapp.protocol.enforce import Enforced, enforce
+from aguiapp.protocol.events import (
+    CHUNKS,
+    PROTOCOL_VERSION,
+    TERMINAL,
+    TYPE_CODES,
+    TYPE_NAMES,
+    TYPES,
+    Event,
+    Finding,
+    ProtocolError,
+)
+from aguiapp.protocol.fold import Fold, Snapshot, fold
+from aguiapp.protocol.inbound import (
+    InputError,
+    check_input,
+    is_id,
+    parse_input,
+    parse_input_verbose,
+)
+from aguiapp.protocol.jsontext import MAX_DEPTH, JSONTextError, dumps, loads
+from aguiapp.protocol.legacy import Upgrader
+from aguiapp.protocol.negotiate import negotiate
+from aguiapp.protocol.opened import OpenItem
+from aguiapp.protocol.patch import PatchError, PatchLimit, patch
+from aguiapp.protocol.sse import FrameError, SSEDecoder, encode_sse
+from aguiapp.protocol.transcript import join_halves
+from aguiapp.protocol.verify import Verifier
+from aguiapp.protocol.wire import to_wire
+
+__all__ = [
+    "CHUNKS",
+    "MAX_DEPTH",
+    "PROTOCOL_VERSION",
+    "TERMINAL",
+    "TYPES",
+    "TYPE_CODES",
+    "TYPE_NAMES",
+    "Enforced",
+    "Event",
+    "Expander",
+    "Finding",
+    "Fold",
+    "FrameError",
+    "InputError",
+    "JSONTextError",
+    "OpenItem",
+    "PatchError",
+    "PatchLimit",
+    "ProtocolError",
+    "SSEDecoder",
+    "Snapshot",
+    "Upgrader",
+    "Verdict",
+    "Verifier",
+    "check",
+    "check_input",
+    "dumps",
+    "encode_sse",
+    "enforce",
+    "fold",
+    "is_id",
+    "join_halves",
+    "loads",
+    "negotiate",
+    "parse_input",
+    "parse_input_verbose",
+    "patch",
+    "to_wire",
+]

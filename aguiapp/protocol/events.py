@@ -84,6 +84,15 @@ class Finding:
 
 
 def text_of(value: object) -> str:
-    """Name a value in an error without ever echoing a long or hostile one."""
-    shown = repr(value)
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+    """Name a value in an error, whatever it is, without echoing a long or hostile one."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "an array"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return repr(value) if len(value) <= 60 else f"{value[:60]!r}..."
+    if isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 64):
+        return repr(value)
+    return "a big integer" if isinstance(value, int) else type(value).__name__

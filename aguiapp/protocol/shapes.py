@@ -110,7 +110,7 @@ def choice(*values: str) -> Scalar:
 class Struct(Shape):
     """An object with known members; unknown ones are stripped unless it is open."""
 
-    __slots__ = ("fields", "is_open", "required")
+    __slots__ = ("fields", "is_open", "needed", "required", "texts")
 
     def __init__(
         self,
@@ -121,6 +121,8 @@ class Struct(Shape):
     ) -> None:
         self.fields: dict[str, Shape] = {**required, **(optional or {})}
         self.required = tuple(required)
+        self.needed = frozenset(required)
+        self.texts = frozenset(key for key, shape in self.fields.items() if shape is TEXT)
         self.is_open = is_open
 
     def check(self, value: Any, path: str, report: Report) -> Any:

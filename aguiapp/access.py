@@ -1,0 +1,193 @@
+"""Who somebody is, and what they may do with a thread. Closed by default."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.contrib.auth.base_user import AbstractBaseUser
+from django.core import signing
+from django.core.exceptions import ValidationError
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.middleware.csrf import CsrfViewMiddleware
+from django.utils.crypto import constant_time_compare, salted_hmac
+
+from aguiapp import conf, store
+from aguiapp.errors import CsrfFailed, Forbidden, NotFound, Unauthenticated
+from aguiapp.models import Participant, Thread
+
+RIGHTS = frozenset({"see", "speak", "answer", "cancel", "edit", "export"})
+ROLE_RIGHTS: dict[str, frozenset[str]] = {
+    Participant.Role.VIEWER: frozenset({"see"}),
+    Participant.Role.MEMBER: RIGHTS - {"export"},
+}
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+TOKEN_SALT = "aguiapp.bearer"  # noqa: S105  (names a purpose, is no secret)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Somebody: their Django user (None for a session), and the scope their threads live in."""
+
+    user: Any
+    scope: str
+
+    @property
+    def actor(self) -> str:
+        """An opaque id of this person, for events; names are resolved when shown."""
+        return "p" + salted_hmac("aguiapp.actor", self.scope, algorithm="sha256").hexdigest()[:20]
+
+
+async def identify(request: HttpRequest) -> Identity:
+    """Who asks: by the host's AUTHENTICATE hook, else by the session, with Django's CSRF check.
+
+    Raises Unauthenticated, or CsrfFailed for an unsafe method without a valid token.
+    """
+    user = conf.imported("AUTHENTICATE")(request)
+    if inspect.isawaitable(user):
+        user = await user
+    if user is not None:
+        return Identity(user, f"user:{user.pk}")
+    auser = getattr(request, "auser", None)
+    user = await auser() if auser is not None else None
+    if user is not None and user.is_authenticated:
+        _check_csrf(request)
+        return Identity(user, f"user:{user.pk}")
+    if conf.get().ANONYMOUS and hasattr(request, "session"):
+        _check_csrf(request)
+        return Identity(None, await _session_scope(request))
+    raise Unauthenticated
+
+
+async def _session_scope(request: HttpRequest) -> str:
+    if not request.session.session_key:
+        await request.session.acreate()
+    digest = salted_hmac("aguiapp.session", request.session.session_key or "", algorithm="sha256")
+    return f"session:{digest.hexdigest()}"
+
+
+class _CsrfCheck(CsrfViewMiddleware):
+    """Django's own check, answering with the reason instead of a page."""
+
+    def _reject(self, request: HttpRequest, reason: str) -> Any:
+        return reason
+
+
+def _check_csrf(request: HttpRequest) -> None:
+    if request.method in SAFE_METHODS:
+        return
+    check = _CsrfCheck(_no_view)  # type: ignore[arg-type]
+    check.process_request(request)
+    if reason := check.process_view(request, _no_view, (), {}):
+        raise CsrfFailed(details={"reason": str(reason)})
+
+
+def _no_view(request: HttpRequest) -> None:
+    """Stands for a view that is not exempt from the check."""
+
+
+# -- bearer tokens ---------------------------------------------------------------
+
+
+def make_token(user: AbstractBaseUser, seconds: int | None = None) -> str:
+    """A signed token that speaks for `user` until it expires or the password changes."""
+    lifetime = conf.get().TOKEN_SECONDS if seconds is None else seconds
+    claim = {"u": str(user.pk), "e": int(time.time()) + lifetime, "p": _password_mark(user)}
+    return signing.dumps(claim, salt=TOKEN_SALT, compress=True)
+
+
+def _password_mark(user: AbstractBaseUser) -> str:
+    return user.get_session_auth_hash()[:24]
+
+
+async def bearer_user(request: HttpRequest) -> AbstractBaseUser | None:
+    """The default AUTHENTICATE hook: `Authorization: Bearer <token of agui_token>`.
+
+    None when the request carries no bearer token; raises Unauthenticated for a bad one.
+    """
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        return None
+    try:
+        claim = signing.loads(token.strip(), salt=TOKEN_SALT)
+        user = await get_user_model()._default_manager.aget(pk=claim["u"])
+        expires, mark = int(claim["e"]), str(claim["p"])
+    except (signing.BadSignature, get_user_model().DoesNotExist, ValidationError) as error:
+        raise Unauthenticated("The bearer token is not valid.") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unauthenticated("The bearer token is not valid.") from error
+    if expires < time.time() or not user.is_active:
+        raise Unauthenticated("The bearer token has expired.")
+    if not constant_time_compare(mark, _password_mark(user)):
+        raise Unauthenticated("The bearer token has expired.")
+    return user
+
+
+# -- threads ---------------------------------------------------------------------
+
+
+class Policy:
+    """The default rules: an owner may do everything, participants what their role allows.
+
+    Subclass it and name it in `AGUIAPP["POLICY"]`. Both methods run off the event loop.
+    """
+
+    def visible(self, identity: Identity) -> Q:
+        """Which threads this person may see; everything else does not exist for them."""
+        mine = Q(scope=identity.scope)
+        if identity.user is None:
+            return mine
+        shared = Participant.objects.filter(user_id=identity.user.pk).values("thread_id")
+        return mine | Q(pk__in=shared)
+
+    def rights(self, identity: Identity, thread: Thread) -> frozenset[str]:
+        """What this person may do with a thread they may see: a part of RIGHTS."""
+        if thread.scope == identity.scope:
+            return RIGHTS
+        part = thread.participants.filter(user=identity.user).first() if identity.user else None
+        return ROLE_RIGHTS.get(part.role, frozenset()) if part else frozenset()
+
+
+def threads(identity: Identity) -> QuerySet[Thread]:
+    """The threads that exist for this person: the start of every query of every view."""
+    policy: Policy = conf.imported("POLICY")()
+    return Thread.objects.using(store.database()).filter(policy.visible(identity))
+
+
+def find(identity: Identity, key: uuid.UUID, right: str) -> Thread:
+    """The thread of that key, if this person has that right.
+
+    Raises NotFound for what they may not see, Forbidden for what they may see but not do.
+    """
+    thread = threads(identity).filter(key=key).first()
+    if thread is None:
+        raise NotFound
+    policy: Policy = conf.imported("POLICY")()
+    rights = policy.rights(identity, thread)
+    if "see" not in rights:
+        raise NotFound
+    if right not in rights:
+        raise Forbidden(details={"right": right})
+    return thread
+
+
+def still_sees(identity: Identity, thread: Thread) -> bool:
+    """Whether a person who opened a stream may go on reading it."""
+    user = identity.user
+    if user is not None:
+        active = get_user_model()._default_manager.filter(pk=user.pk, is_active=True)
+        if not active.exists():
+            return False
+    return threads(identity).filter(pk=thread.pk).exists()
+
+
+def origin_allowed(request: HttpRequest) -> bool:
+    """Whether a handshake's Origin is this host or trusted; other clients than browsers send none."""
+    if "HTTP_ORIGIN" not in request.META:
+        return True
+    return _CsrfCheck(_no_view)._origin_verified(request)  # type: ignore[arg-type, attr-defined]

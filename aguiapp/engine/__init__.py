@@ -1,0 +1,223 @@
+"""The life of a run: claim, drive, cancel, lease, end, drain."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from asgiref.sync import async_to_sync
+
+from aguiapp import agents, conf, feed, protocol, store
+from aguiapp.engine import history, recovery
+from aguiapp.engine.driver import Driver, Prepared
+from aguiapp.engine.runtime import Engine, current
+from aguiapp.errors import BadCursor
+from aguiapp.models import Command, Run, Thread
+
+__all__ = ["Engine", "Request", "Started", "cancel", "current", "run_now", "start"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A post to an agent, parsed and allowed: who, what, and the text as it came."""
+
+    agent: str
+    input: dict[str, Any]
+    text: str
+    scope: str
+    actor: str
+    user: Any = None
+    thread_key: Any = None
+    mode: str = "sse"
+    transport: str = "http"
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run that was started or attached to; `unlogged` goes ahead of its events, without ids."""
+
+    thread: Thread
+    run: Run
+    attached: bool = False
+    unlogged: list[protocol.Event] = field(default_factory=list)
+    task: asyncio.Task[Any] | None = None
+
+
+async def start(request: Request) -> Started:
+    """Store the run and drive it in a task that no connection owns, or attach to the same post.
+
+    Whoever asked may go away at any moment: what was begun is finished.
+    """
+    engine = current()
+    engine.wake()
+    agent = agents.get(request.agent)
+    await agent.check_ready()
+    work = engine.spawn(_start(engine, agent, request), "aguiapp start")
+    started: Started = await asyncio.shield(work)
+    return started
+
+
+async def _start(engine: Engine, agent: agents.Agent, request: Request) -> Started:
+    opened = await _open(request)
+    run, thread = opened.run, opened.thread
+    if opened.attached:
+        return Started(thread, run, attached=True)
+    try:
+        prepared, unlogged = await store.call(_prepare, opened, agent, request)
+        driver = Driver(prepared)
+    except BaseException:
+        await store.call(
+            recovery.end_stored,
+            run,
+            run.lease_token or 0,
+            status=Run.Status.ERROR,
+            code="agent_failed",
+        )
+        raise
+    task = engine.drive(driver)
+    if conf.get().WRITER == "inline":
+        await task
+    return Started(thread, run, unlogged=unlogged, task=task)
+
+
+async def _open(request: Request) -> store.Opened:
+    """Take the thread's slot; a run that died in it is ended first."""
+    given = request.input
+    opening = store.Opening(
+        scope=request.scope,
+        thread_id=given["threadId"],
+        run_id=given["runId"],
+        agent=request.agent,
+        text=request.text,
+        input_hash=history.input_hash(given),
+        user_id=getattr(request.user, "pk", None),
+        parent_run=given.get("parentRunId", ""),
+        resume=frozenset(entry["interruptId"] for entry in given.get("resume") or ()),
+        base=_base(given),
+        thread_key=request.thread_key,
+        mode=request.mode,
+        transport=request.transport,
+    )
+    while True:
+        try:
+            return await store.call(store.open_run, opening)
+        except store.Abandoned as found:
+            await store.call(
+                recovery.take_over, found.run, status=Run.Status.ERROR, code="orphaned"
+            )
+            feed.current().announce(found.run.thread_id)
+
+
+def _base(given: dict[str, Any]) -> str | None:
+    """The cursor that an edit of history is based on: `forwardedProps.aguiapp.base`."""
+    props = given.get("forwardedProps")
+    ours = props.get("aguiapp") if isinstance(props, dict) else None
+    base = ours.get("base") if isinstance(ours, dict) else None
+    if base is not None and not isinstance(base, str):
+        raise BadCursor(details={"path": "forwardedProps.aguiapp.base"})
+    return base
+
+
+def _prepare(
+    opened: store.Opened, agent: agents.Agent, request: Request
+) -> tuple[Prepared, list[protocol.Event]]:
+    """Fold the thread, read the input against it, and say how the run begins."""
+    settings = conf.get()
+    thread, run, given = opened.thread, opened.run, request.input
+    folder = store.snapshot(thread).folder
+    fold = folder.snapshot()
+    last = store.placed_runs(thread.pk).exclude(pk=run.pk).last()
+    rules = history.Rules(
+        client_history=agent.history == "client",
+        has_base=_base(given) is not None,
+        state=settings.STATE,
+        instructions=settings.SYSTEM_MESSAGES,
+    )
+    merged = history.merge(
+        fold,
+        given,
+        rules,
+        fresh=last is None,
+        known_states=store.earlier_state_hashes(thread.pk),
+    )
+    unlogged: list[protocol.Event] = []
+    if merged.heal and last is not None:
+        theirs = [m for m in given["messages"] if m not in merged.new]
+        unlogged = history.heal(fold, thread.thread_id, last.run_id, theirs)
+    prepared = Prepared(
+        thread=thread,
+        run=run,
+        agent=agent,
+        input={**given, "messages": merged.messages, "state": merged.state},
+        user=request.user,
+        folder=folder,
+        opening=[
+            _run_started(given, merged.new, request.actor),
+            *history.opening_events(merged, request.actor),
+        ],
+        findings=merged.findings,
+    )
+    return prepared, unlogged
+
+
+def _run_started(
+    given: dict[str, Any], new: list[dict[str, Any]], actor: str
+) -> protocol.Event:
+    """RUN_STARTED with its echo: the ids and the new messages, nothing else of the input."""
+    ids = {key: given[key] for key in ("threadId", "runId", "parentRunId") if key in given}
+    return {
+        "type": "RUN_STARTED",
+        **ids,
+        "protocolVersion": protocol.PROTOCOL_VERSION,
+        "input": {**ids, "messages": new},
+        "metadata": {"aguiapp": {"actor": actor}},
+    }
+
+
+async def cancel(run: Run, actor: str) -> Run:
+    """Stop a run from any process, within a second; idempotent. Returns the run as it ended."""
+    if run.ended:
+        return run
+    engine = current()
+    command = await store.call(store.command, run, Command.Kind.CANCEL, actor)
+    engine.obey(command)
+    loop = asyncio.get_running_loop()
+    settings = conf.get()
+    deadline = loop.time() + settings.COMMAND_SECONDS + settings.CANCEL_SECONDS
+    driver = engine.drivers.get(run.pk)
+    if driver is not None:
+        deadline += 5  # it is ours: it ends the run itself, however slow the database is
+    while loop.time() < deadline:
+        run = await store.call(store.refresh, run)
+        if run.ended:
+            return run
+        await asyncio.sleep(0.05)
+    await store.call(recovery.take_over, run, status=Run.Status.CANCELLED)
+    feed.current().announce(run.thread_id)
+    return await store.call(store.refresh, run)
+
+
+def run_now(
+    agent: str, input: dict[str, Any], *, user: Any, scope: str | None = None
+) -> Run:
+    """Run an agent to its end and store it; for commands, seeds and tests without a server."""
+    given = protocol.parse_input(protocol.dumps(input))
+    request = Request(
+        agent=agent,
+        input=given,
+        text=protocol.dumps(input),
+        scope=scope or f"user:{user.pk}",
+        actor="system",
+        user=user,
+        mode="direct",
+        transport="none",
+    )
+
+    async def whole() -> Run:
+        started = await start(request)
+        if started.task is not None:
+            await started.task
+        return await store.call(store.refresh, started.run)
+
+    return async_to_sync(whole)()

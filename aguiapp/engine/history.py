@@ -1,0 +1,289 @@
+"""Whose history and whose state a run starts with: the thread's fold against the input.
+
+Pure functions over wire dicts; the rules are those of docs/explanation/history.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aguiapp import protocol
+from aguiapp.protocol import Event
+
+Message = dict[str, Any]
+
+#: Roles a client may add to a thread; system and developer are for one run only.
+CLIENT_ROLES = frozenset({"user", "tool"})
+INSTRUCTIONS = frozenset({"system", "developer"})
+#: Above this many bytes of messages a heal is sent in pieces: stock clients refuse huge events.
+PIECE_BYTES = 1024 * 1024
+_ABSENT: Any = object()
+
+
+@dataclass(kw_only=True)
+class Merged:
+    """What the agent is given, what goes into the log first, and whether the requester is behind."""
+
+    messages: list[Message]
+    new: list[Message]
+    state: Any
+    #: Messages of a MESSAGES_SNAPSHOT when history was edited.
+    edited: list[Message] | None = None
+    drops_activities: bool = False
+    state_edited: bool = False
+    heal: bool = False
+    findings: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The settings that decide a merge."""
+
+    client_history: bool = False
+    has_base: bool = False
+    state: str = "merge"
+    instructions: bool = True
+
+
+def canonical(value: Any) -> str:
+    """One text for all JSON values that JavaScript holds equal: sorted keys, 1.0 as 1."""
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def state_hash(state: Any) -> str:
+    """The hash by which a state is recognised as that of an earlier run's end."""
+    return hashlib.sha256(canonical(state).encode()).hexdigest()
+
+
+def input_hash(value: dict[str, Any]) -> str:
+    """The hash by which the same post is recognised."""
+    return state_hash(value)
+
+
+def merge(
+    fold: protocol.Snapshot,
+    given: dict[str, Any],
+    rules: Rules,
+    *,
+    fresh: bool,
+    known_states: Collection[str] = (),
+) -> Merged:
+    """Read the input against the thread's fold; `fresh` says that the thread has no run yet."""
+    theirs = _distinct(m for m in given["messages"] if m["role"] != "activity")
+    known = {message["id"] for message in fold.messages}
+    unknown = [message for message in theirs if message["id"] not in known]
+    merged = _history(fold, theirs, unknown, rules, resumes=bool(given.get("resume")))
+    merged.state, merged.state_edited = _state(fold, given, rules, known_states)
+    if not fresh:
+        view = [message for message in theirs if message["id"] in known]
+        behind = merged.edited is None and not _same_view(fold.messages, view)
+        merged.heal = behind or (
+            not merged.state_edited and not _equal(given.get("state", {}), fold.state)
+        )
+    return merged
+
+
+def _distinct(messages: Any) -> list[Message]:
+    return list({message["id"]: message for message in reversed(list(messages))}.values())[::-1]
+
+
+def _history(
+    fold: protocol.Snapshot,
+    theirs: list[Message],
+    unknown: list[Message],
+    rules: Rules,
+    *,
+    resumes: bool,
+) -> Merged:
+    if rules.client_history:
+        return _client_history(fold, theirs, unknown)
+    if rules.has_base:
+        return _edit(fold, theirs, unknown, rules, theirs_win=True)
+    if not unknown and not resumes and _regenerates(fold.messages, theirs):
+        return _edit(fold, theirs, unknown, rules, theirs_win=False)
+    new, once, findings = _admitted(unknown, rules)
+    messages = once + [m for m in fold.messages if m["role"] != "activity"] + new
+    return Merged(messages=messages, new=new, state=None, findings=findings)
+
+
+def _spoken(messages: Sequence[Message]) -> list[Message]:
+    """Without what a client may not hold: activities and reasoning."""
+    return [m for m in messages if m["role"] not in ("activity", "reasoning")]
+
+
+def _regenerates(held: Sequence[Message], theirs: Sequence[Message]) -> bool:
+    ours, view = _spoken(held), _spoken(theirs)
+    return (
+        0 < len(view) < len(ours)
+        and view[-1]["role"] == "user"
+        and [m["id"] for m in ours[: len(view)]] == [m["id"] for m in view]
+    )
+
+
+def _admitted(
+    unknown: list[Message], rules: Rules
+) -> tuple[list[Message], list[Message], list[dict[str, Any]]]:
+    """New messages that stay, instructions for this run, and findings about the rest."""
+    new, once, findings = [], [], []
+    for message in unknown:
+        role = message["role"]
+        if role in CLIENT_ROLES:
+            new.append(message)
+        elif role in INSTRUCTIONS and rules.instructions:
+            once.append(message)
+        else:
+            findings.append({"kind": "forged_message", "role": role, "id": message["id"]})
+    return new, once, findings
+
+
+def _edit(
+    fold: protocol.Snapshot,
+    theirs: list[Message],
+    unknown: list[Message],
+    rules: Rules,
+    *,
+    theirs_win: bool,
+) -> Merged:
+    """History was cut or changed: what stays, in the thread's order, then what is new."""
+    new, once, findings = _admitted(unknown, rules)
+    wanted = {message["id"]: message for message in theirs}
+    last = max((i for i, m in enumerate(fold.messages) if m["id"] in wanted), default=-1)
+    kept = []
+    for message in fold.messages[: last + 1]:
+        if message["id"] in wanted:
+            kept.append(wanted[message["id"]] if theirs_win else message)
+        elif message["role"] in ("activity", "reasoning"):
+            kept.append(message)
+    edited = kept + new
+    dropped = {m["id"] for m in fold.messages} - {m["id"] for m in edited}
+    return Merged(
+        messages=once + [m for m in edited if m["role"] != "activity"],
+        new=new,
+        state=None,
+        edited=edited,
+        drops_activities=any(
+            m["role"] == "activity" for m in fold.messages if m["id"] in dropped
+        ),
+        findings=findings,
+    )
+
+
+def _client_history(
+    fold: protocol.Snapshot, theirs: list[Message], unknown: list[Message]
+) -> Merged:
+    view = [message for message in theirs if message not in unknown]
+    same = _same_view(fold.messages, view)
+    return Merged(messages=theirs, new=unknown, state=None, edited=None if same else theirs)
+
+
+def _state(
+    fold: protocol.Snapshot, given: dict[str, Any], rules: Rules, known_states: Collection[str]
+) -> tuple[Any, bool]:
+    state = given.get("state", _ABSENT)
+    if rules.state == "thread" or state is _ABSENT or _equal(state, fold.state):
+        return fold.state, False
+    if rules.state == "merge" and (state == {} or state_hash(state) in known_states):
+        return fold.state, False
+    return state, True
+
+
+def _equal(left: Any, right: Any) -> bool:
+    return left is right or canonical(left) == canonical(right)
+
+
+def _same_view(held: Sequence[Message], view: Sequence[Message]) -> bool:
+    """Whether somebody who holds `view` sees the conversation that the thread holds."""
+    ours, seen = _spoken(held), _spoken(view)
+    return len(ours) == len(seen) and all(map(_equal, ours, seen))
+
+
+def opening_events(merged: Merged, actor: str) -> list[Event]:
+    """The log's edits ahead of the agent's own events: snapshots with their actor."""
+    events: list[Event] = []
+    mark: dict[str, Any] = {"aguiapp": {"actor": actor}}
+    if merged.edited is not None:
+        metadata = dict(mark)
+        if merged.drops_activities:
+            metadata["@ag-ui/client"] = {"authoritativeActivityTypes": None}
+        events.append(
+            {"type": "MESSAGES_SNAPSHOT", "messages": merged.edited, "metadata": metadata}
+        )
+    if merged.state_edited:
+        events.append({"type": "STATE_SNAPSHOT", "snapshot": merged.state, "metadata": mark})
+    return events
+
+
+def heal(
+    fold: protocol.Snapshot, thread_id: str, run_id: str, theirs: Sequence[Message]
+) -> list[Event]:
+    """Unlogged replayed runs that bring a requester with another view to the thread's fold.
+
+    A true prefix of the fold needs one snapshot; anything else is reset first, because a client
+    never reorders what it holds.
+    """
+    ids = {"threadId": thread_id, "runId": run_id}
+    start: Event = {"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}
+    end = _replayed_end(fold, ids)
+    state: Event = {"type": "STATE_SNAPSHOT", "snapshot": fold.state}
+    held = [message["id"] for message in theirs]
+    prefix = held == [message["id"] for message in fold.messages[: len(held)]]
+    pieces = _pieces(fold.messages)
+    if prefix and len(pieces) == 1:
+        return [start, _snapshot(fold.messages), state, end]
+    if len(pieces) == 1:
+        return [start, _reset(fold.messages), _snapshot(fold.messages), state, end]
+    events = [start, _reset([]), state, {"type": "RUN_FINISHED", **ids}]
+    for piece in pieces:
+        events += [{**start, "input": {**ids, "messages": piece}}, {"type": "RUN_FINISHED", **ids}]
+    return [*events[:-1], end]
+
+
+def _replayed_end(fold: protocol.Snapshot, ids: dict[str, str]) -> Event:
+    """RUN_FINISHED that leaves open what is open; never an error."""
+    if fold.interrupts:
+        outcome: dict[str, Any] = {"type": "interrupt", "interrupts": list(fold.interrupts)}
+    else:
+        outcome = {"type": "success"}
+        if fold.pending_tool_calls:
+            outcome["pendingToolCallIds"] = list(fold.pending_tool_calls)
+    return {"type": "RUN_FINISHED", **ids, "outcome": outcome}
+
+
+def _snapshot(messages: Sequence[Message]) -> Event:
+    return {"type": "MESSAGES_SNAPSHOT", "messages": list(messages)}
+
+
+def _reset(messages: Sequence[Message]) -> Event:
+    """An empty snapshot that owns activities too; a sentinel makes it own the reasoning."""
+    sentinel: list[Message] = []
+    if any(message["role"] == "reasoning" for message in messages):
+        sentinel = [{"id": "aguiapp-reset", "role": "reasoning", "content": ""}]
+    metadata = {"@ag-ui/client": {"authoritativeActivityTypes": None}}
+    return {"type": "MESSAGES_SNAPSHOT", "messages": sentinel, "metadata": metadata}
+
+
+def _pieces(messages: Sequence[Message]) -> list[list[Message]]:
+    pieces: list[list[Message]] = [[]]
+    size = 0
+    for message in messages:
+        length = len(protocol.dumps(message))
+        if pieces[-1] and size + length > PIECE_BYTES:
+            pieces.append([])
+            size = 0
+        pieces[-1].append(message)
+        size += length
+    return pieces

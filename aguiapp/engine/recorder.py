@@ -1,0 +1,248 @@
+"""The pure half of a run: what an agent hands over becomes JSON text fit for the log.
+
+enforce -> expand chunks -> verify -> stamp -> encode once -> fold. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from aguiapp import conf, protocol
+from aguiapp.agents import new_id
+from aguiapp.engine import endings
+from aguiapp.models import Run
+from aguiapp.protocol import Event
+
+#: Findings kept per run; the rest is only counted.
+MAX_FINDINGS = 100
+_DELTAS = frozenset({"TEXT_MESSAGE_CONTENT", "REASONING_MESSAGE_CONTENT", "TOOL_CALL_ARGS"})
+_HALF_NAMES = {"TOOL_CALL_ARGS": "toolCallId"}
+
+
+class LimitExceeded(Exception):
+    """A limit of the settings was hit; `code` is that of the RUN_ERROR."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+Encoded = tuple[int, str]
+
+
+class Recorder:
+    """Judges and encodes the events of one run, and folds them as every reader will.
+
+    What passed stands in `rows` as (type code, JSON text) until `drain`. A refused event raises
+    ProtocolError or LimitExceeded and leaves no trace; what came before it stays. After the
+    terminal event everything is a finding.
+    """
+
+    def __init__(
+        self,
+        *,
+        thread_id: str,
+        run_id: str,
+        run_key: str,
+        folder: protocol.Fold,
+        now: Callable[[], int],
+    ) -> None:
+        self.fold = folder
+        self.verifier = protocol.Verifier(strict=True, thread_id=thread_id, run_id=run_id)
+        self.rows: list[Encoded] = []
+        self.counts: Counter[str] = Counter()
+        self.events = 0
+        self.bytes = 0
+        self.findings: list[dict[str, Any]] = []
+        self.terminal: Event | None = None
+        #: The agent opened the run itself, so it owes the terminal event.
+        self.agent_started = False
+        self._ids = {"threadId": thread_id, "runId": run_id}
+        self._run_key = run_key
+        self._now = now
+        self._upgrader = protocol.Upgrader(new_id)
+        self._expander = protocol.Expander()
+        self._limits = conf.get()
+        self._silent = True
+        self._state_bound = 0
+        self._calls: set[str] = {
+            call["id"]
+            for message in folder.snapshot().messages
+            for call in message.get("toolCalls") or ()
+        }
+        #: High halves of surrogate pairs that wait for the next delta of their message.
+        self._halves: dict[tuple[str, str], Event] = {}
+
+    def feed(self, raw: Any) -> None:
+        """Take one event of the agent in any form."""
+        for upgraded in self._upgrader.feed(protocol.to_wire(raw)):
+            checked = protocol.enforce(upgraded)
+            if checked.warnings:
+                self._note(checked.warnings)
+            if checked.event is None:
+                continue
+            for event in self._expander.feed(checked.event):
+                self._take(event)
+
+    def write(self, event: Event, *, free: bool = False) -> None:
+        """Record an event; `free` ones pass the limits, or a full run could not end."""
+        kind = event["type"]
+        stamped = event if "timestamp" in event else {**event, "timestamp": self._now()}
+        text = protocol.dumps(stamped)
+        size = len(text) if text.isascii() else len(text.encode())
+        if not free:
+            self._check_size(kind, size)
+        self.verifier.feed(stamped)
+        if kind == "STATE_DELTA" or kind == "STATE_SNAPSHOT":
+            self._fold_state(stamped, size)
+        else:
+            self.fold.feed(stamped)
+        self.counts[kind] += 1
+        self.events += 1
+        self.bytes += size
+        if kind in protocol.TERMINAL:
+            self.terminal = stamped
+        self.rows.append((protocol.TYPE_CODES[kind], text))
+
+    def close(self, terminal: endings.Terminal) -> None:
+        """Record everything that legally ends the run now."""
+        self._flush_halves()
+        for event in endings.closing(self.verifier, terminal, new_id):
+            self.write(event, free=True)
+
+    def _fail(self, event: Event) -> None:
+        """The agent ends with an error of its own: what is open is closed first."""
+        self._flush_halves()
+        for closer in endings.closers(self.verifier, Run.Status.ERROR, new_id):
+            self.write(closer, free=True)
+        metadata = event.get("metadata") or {}
+        self.write({**event, "metadata": {"aguiapp": {"runKey": self._run_key}, **metadata}})
+
+    def _flush_halves(self) -> None:
+        for half in list(self._halves.values()):
+            self.write(half, free=True)
+        self._halves.clear()
+
+    def drain(self) -> list[Encoded]:
+        """Hand over what was recorded since the last call."""
+        rows, self.rows = self.rows, []
+        return rows
+
+    def _take(self, event: Event) -> None:
+        kind = event["type"]
+        if self.terminal is not None:
+            self.find("after_terminal", kind)
+            return
+        silent, self._silent = self._silent, False
+        if kind in _DELTAS:
+            joined = self._joined(event)
+            if joined is None:
+                return
+            event = joined
+        elif kind == "RUN_STARTED" and silent:
+            self._claim_start(event)
+            return
+        elif kind == "TOOL_CALL_START":
+            self._check_new_call(event)
+        elif kind == "RUN_ERROR":
+            self._fail(event)
+            return
+        elif kind == "RUN_FINISHED":
+            event = self._completed(event)
+        elif self._halves and kind in endings.ENDS:
+            self._flush_half(event)
+        self.write(event)
+
+    def _claim_start(self, event: Event) -> None:
+        """The engine's RUN_STARTED stands already: the agent's must agree, and is not repeated."""
+        for name, ours in self._ids.items():
+            if event[name] != ours:
+                raise protocol.ProtocolError(
+                    "VERIFY-42", f"RUN_STARTED.{name} is {event[name]!r}, the input says {ours!r}"
+                )
+        self.agent_started = True
+
+    def _check_new_call(self, event: Event) -> None:
+        call = event["toolCallId"]
+        if call in self._calls:
+            raise protocol.ProtocolError(
+                "repeated_call", f"tool call {call!r} is already part of this thread"
+            )
+        self._calls.add(call)
+
+    def _completed(self, event: Event) -> Event:
+        """Name the calls that wait for a client: a late joiner cannot count them."""
+        pending = self.verifier.pending_tool_calls
+        outcome = event.get("outcome") or {"type": "success"}
+        if not pending or outcome.get("type") != "success" or "pendingToolCallIds" in outcome:
+            return event
+        return {**event, "outcome": {**outcome, "pendingToolCallIds": pending}}
+
+    # -- surrogate pairs cut across two deltas ---------------------------------
+
+    def _joined(self, event: Event) -> Event | None:
+        """The delta with the half that waited for it; None when it is all a new half."""
+        delta = event["delta"]
+        last = delta[-1:]
+        if not self._halves and not "\ud800" <= last <= "\udbff":
+            return event
+        key = (event["type"], event[_HALF_NAMES.get(event["type"], "messageId")])
+        held = self._halves.pop(key, None)
+        if held is not None:
+            delta = protocol.join_halves(held["delta"] + delta)
+        if "\ud800" <= delta[-1:] <= "\udbff":
+            self._halves[key] = {**event, "delta": delta[-1]}
+            delta = delta[:-1]
+            if not delta:
+                return None
+        return {**event, "delta": delta}
+
+    def _flush_half(self, event: Event) -> None:
+        """A half that stays alone is kept, as an escape."""
+        for key, half in list(self._halves.items()):
+            if key[1] in (event.get("messageId"), event.get("toolCallId")):
+                del self._halves[key]
+                self.write(half)
+
+    # -- limits and findings ---------------------------------------------------
+
+    def _check_size(self, kind: str, size: int) -> None:
+        limits = self._limits
+        if size > limits.EVENT_BYTES:
+            raise LimitExceeded(
+                "event_too_large",
+                f"{kind} has {size} bytes; at most {limits.EVENT_BYTES} are allowed.",
+            )
+        if self.bytes + size > limits.RUN_BYTES:
+            raise LimitExceeded("run_too_large", f"The run grew beyond {limits.RUN_BYTES} bytes.")
+        if self.events >= limits.RUN_EVENTS:
+            raise LimitExceeded("run_too_large", f"The run has {self.events} events already.")
+
+    def _fold_state(self, event: Event, size: int) -> None:
+        """Fold a state event; a state that would grow too large is taken back and refused.
+
+        The exact size is measured only when the sum of what was added could pass the limit, or
+        when a `copy` can add more than it weighs.
+        """
+        before, limit = self.fold.state, self._limits.STATE_BYTES
+        self.fold.feed(event)
+        self._state_bound += size
+        copies = any(op.get("op") == "copy" for op in event.get("delta") or ())
+        if self._state_bound <= limit and not copies:
+            return
+        self._state_bound = len(protocol.dumps(self.fold.state, max_depth=10_000))
+        if self._state_bound > limit:
+            self.fold.feed({"type": "STATE_SNAPSHOT", "snapshot": before})
+            raise LimitExceeded("state_too_large", f"The state grew beyond {limit} bytes.")
+
+    def find(self, kind: str, message: str) -> None:
+        """Note something wrong that does not stop the run."""
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append({"kind": kind, "message": message[:500]})
+
+    def _note(self, warnings: Any) -> None:
+        for found in warnings:
+            self.find(found.kind, found.message)

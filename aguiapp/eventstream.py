@@ -1,0 +1,71 @@
+"""The body of a stream: one generator of bytes for every server that carries it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from django.http import StreamingHttpResponse
+
+from aguiapp import conf, feed, protocol
+from aguiapp.errors import StreamAborted
+
+CONTENT_TYPE = "text/event-stream; charset=utf-8"
+HEADERS = {
+    "Cache-Control": "no-cache, no-transform",
+    "X-Accel-Buffering": "no",
+    # GZipMiddleware of Django 5.2 compresses each chunk for itself, which no reader understands.
+    "Content-Encoding": "identity",
+}
+OPENING = b": aguiapp\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+Recheck = Callable[[], Awaitable[bool]]
+
+
+class EventStream(StreamingHttpResponse):
+    """A response that streams; `source` yields its bytes to whoever serves it."""
+
+    def __init__(self, source: AsyncIterator[bytes], headers: dict[str, str]) -> None:
+        super().__init__(source, content_type=CONTENT_TYPE, headers={**HEADERS, **headers})
+        self.source = source
+
+
+async def guarded(
+    follower: feed.Follower, recheck: Recheck
+) -> AsyncIterator[feed.Batch | None]:
+    """The follower's batches for as long as the reader may see the thread."""
+    loop = asyncio.get_running_loop()
+    period = conf.get().HEARTBEAT_SECONDS
+    due = loop.time() + period
+    async for batch in follower.batches(period):
+        if loop.time() >= due:
+            if not await recheck():
+                raise StreamAborted
+            due = loop.time() + period
+        yield batch
+
+
+async def sse(
+    follower: feed.Follower,
+    recheck: Recheck,
+    *,
+    unlogged: Sequence[dict[str, Any]] = (),
+    resumes: bool = False,
+) -> AsyncIterator[bytes]:
+    """Server-sent events of a follower: opening comment, unlogged frames without id, the log.
+
+    An end before the run's terminal is an abort, because a stock client takes a clean end for
+    success; readers that declared that they resume get a marked, clean end.
+    """
+    yield OPENING
+    if unlogged:
+        yield b"".join(protocol.encode_sse(event) for event in unlogged)
+    async for batch in guarded(follower, recheck):
+        yield KEEP_ALIVE if batch is None else batch.sse
+    if follower.finished:
+        return
+    if not resumes:
+        raise StreamAborted
+    yield f": aguiapp.resume {follower.cursor}\n\n".encode()

@@ -1,0 +1,131 @@
+"""Reading the log: pages of events, and the fold of a thread at any position."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+from django.db.models import QuerySet
+
+from aguiapp import conf, protocol
+from aguiapp.models import Run, RunEvent, Thread
+from aguiapp.store import sql, workers
+
+
+class Stored(NamedTuple):
+    """One event as it was committed."""
+
+    seq: int
+    type: int
+    payload: str
+    created: datetime
+
+
+def read(run_id: int, after: int = 0, limit: int = 1000) -> list[Stored]:
+    """Up to `limit` events of a run with a seq above `after`, in order."""
+    rows = RunEvent.objects.using(workers.database()).filter(run_id=run_id, seq__gt=after)
+    found = rows.order_by("seq").values_list("seq", "type", "payload", "created")[:limit]
+    return [Stored(*row) for row in found]
+
+
+def pages(run_id: int, after: int = 0, until: int | None = None) -> Iterator[list[Stored]]:
+    """All events of a run from above `after` up to and with `until`, page by page."""
+    limit = conf.get().PAGE_EVENTS
+    while page := read(run_id, after, limit):
+        if until is not None and page[-1].seq >= until:
+            yield [row for row in page if row.seq <= until]
+            return
+        yield page
+        after = page[-1].seq
+        if len(page) < limit:
+            return
+
+
+def placed_runs(thread_id: int) -> QuerySet[Run]:
+    """The runs of a thread that have a place in its history, in that order."""
+    runs = Run.objects.using(workers.database())
+    return runs.filter(thread_id=thread_id, offset__isnull=False).order_by("offset", "pk")
+
+
+def run_at(thread_id: int, after: int, run_id: int | None = None) -> Run | None:
+    """The run that holds the first event behind position `after`, or will hold it."""
+    runs = placed_runs(thread_id)
+    if run_id is not None:
+        runs = runs.filter(pk=run_id)
+    run = runs.filter(offset__lte=after).order_by("-offset", "-pk").first()
+    if run is not None and (not run.ended or (run.offset or 0) + run.last_seq > after):
+        return run
+    return runs.filter(offset__gt=after).first()
+
+
+def run_by_key(thread_id: int, key: uuid.UUID) -> Run | None:
+    """The run of this thread with that key."""
+    return Run.objects.using(workers.database()).filter(thread_id=thread_id, key=key).first()
+
+
+def active_run(thread_id: int) -> Run | None:
+    """The run that has the thread's slot."""
+    runs = Run.objects.using(workers.database())
+    return runs.filter(thread_id=thread_id, status=Run.Status.RUNNING).first()
+
+
+def end_position(thread_id: int) -> int:
+    """The position of the thread's last stored event, 0 when it has none."""
+    run = placed_runs(thread_id).order_by("-offset", "-pk").first()
+    if run is None or run.offset is None:
+        return 0
+    return run.offset + last_seq(run)
+
+
+def last_seq(run: Run) -> int:
+    """The highest stored seq of the run, exact also while it runs; 0 when it has no event."""
+    return run.last_seq if run.ended else sql.last_seq(run.pk)
+
+
+@dataclass
+class ThreadSnapshot:
+    """A thread folded up to `position`; `unreadable` lists positions that had to be skipped."""
+
+    position: int
+    folder: protocol.Fold
+    unreadable: list[int] = field(default_factory=list)
+
+    @property
+    def fold(self) -> protocol.Snapshot:
+        """Messages, state and open items."""
+        return self.folder.snapshot()
+
+
+def snapshot(thread: Thread, at: int | None = None) -> ThreadSnapshot:
+    """Fold every run of the thread up to position `at` (default: everything stored)."""
+    found = ThreadSnapshot(0, protocol.Fold())
+    runs = placed_runs(thread.pk)
+    if at is not None:
+        runs = runs.filter(offset__lt=at)
+    for run in runs:
+        offset = run.offset or 0
+        until = None if at is None else at - offset
+        for page in pages(run.pk, until=until):
+            _feed(found, offset, page)
+    return found
+
+
+def _feed(found: ThreadSnapshot, offset: int, page: list[Stored]) -> None:
+    """Fold a page; a row that cannot be read breaks only itself."""
+    for row in page:
+        found.position = offset + row.seq
+        try:
+            found.folder.feed(readable(row.payload))
+        except (ValueError, protocol.ProtocolError):
+            found.unreadable.append(found.position)
+
+
+def readable(payload: str) -> protocol.Event:
+    """The stored event as the fold takes it: what a remote added is stripped."""
+    event = protocol.enforce(protocol.loads(payload)).event
+    if event is None:
+        raise ValueError("not an AG-UI event")
+    return event

@@ -1,0 +1,330 @@
+"""A run's row from its opening to its end: the slot of a thread, the lease and its token."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django.db import IntegrityError, InterfaceError, OperationalError
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from aguiapp import conf
+from aguiapp.errors import (
+    Fenced,
+    InterruptsOpen,
+    InvalidInput,
+    NotFound,
+    RunIdTaken,
+    StaleHistory,
+    ThreadBusy,
+)
+from aguiapp.models import Command, Run, Thread
+from aguiapp.store import inputs, lease, reads, sql, workers
+from aguiapp.store.sql import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What a run is opened with; `thread_key` addresses a shared thread instead of the scope."""
+
+    scope: str
+    thread_id: str
+    run_id: str
+    agent: str
+    text: str
+    input_hash: str
+    user_id: Any = None
+    parent_run: str = ""
+    resume: frozenset[str] = frozenset()
+    #: Cursor of the history's end that an edit was made on.
+    base: str | None = None
+    thread_key: uuid.UUID | None = None
+    kind: str = Run.Kind.AGENT
+    mode: str = ""
+    transport: str = ""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The run's row, and whether it was there before (the same post, twice)."""
+
+    thread: Thread
+    run: Run
+    attached: bool = False
+
+
+class Abandoned(Exception):
+    """The thread's slot is held by a run whose process is gone: end that run, then try again."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.pk)
+        self.run = run
+
+
+def new_token() -> int:
+    """A lease token: who holds it may write."""
+    return secrets.randbits(62) + 1
+
+
+def _expiry() -> Any:
+    return Now() + timedelta(seconds=conf.get().LEASE_SECONDS)
+
+
+def open_run(opening: Opening) -> Opened:
+    """Take the thread's slot and store the run with its input, or attach to the same post.
+
+    Raises ThreadBusy, RunIdTaken, InterruptsOpen, NotFound, InvalidInput, and Abandoned when the
+    slot belongs to a dead process. Nothing is stored when it raises.
+    """
+    for attempt in range(3):
+        try:
+            found = sql.connection()
+            with sql.writing(found):
+                return _open(found.alias, opening)
+        except IntegrityError:  # another process made the thread or took the slot just now
+            if attempt == 2:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _open(alias: str, opening: Opening) -> Opened:
+    thread = _locked_thread(alias, opening)
+    runs = Run.objects.using(alias).filter(thread=thread)
+    if same := runs.filter(run_id=opening.run_id).first():
+        if same.input_hash != opening.input_hash or same.agent != opening.agent:
+            raise RunIdTaken
+        return Opened(thread, same, attached=True)
+    if active := runs.filter(status=Run.Status.RUNNING).first():
+        if _is_abandoned(active):
+            raise Abandoned(active)
+        raise ThreadBusy(details={"run": str(active.key), "runId": active.run_id})
+    _check_references(alias, thread, opening)
+    end = reads.end_position(thread.pk)
+    if opening.base is not None and opening.base != f"{thread.epoch}-{end}":
+        raise StaleHistory(details={"cursor": f"{thread.epoch}-{end}"})
+    run = Run.objects.using(alias).create(
+        thread=thread,
+        run_id=opening.run_id,
+        kind=opening.kind,
+        agent=opening.agent,
+        user_id=opening.user_id,
+        parent_run=opening.parent_run,
+        offset=end,
+        input=inputs.save(thread.pk, opening.text),
+        input_hash=opening.input_hash,
+        mode=opening.mode,
+        transport=opening.transport,
+        started_at=Now(),
+        lease_owner=lease.owner(),
+        lease_token=new_token(),
+        lease_expires=_expiry(),
+    )
+    return Opened(thread, run)
+
+
+def _locked_thread(alias: str, opening: Opening) -> Thread:
+    """The thread, locked by being written first: on SQLite a read before a write would fail."""
+    threads = Thread.objects.using(alias)
+    if opening.thread_key is not None:
+        mine = threads.filter(key=opening.thread_key)
+    else:
+        mine = threads.filter(scope=opening.scope, thread_id=opening.thread_id)
+    if mine.update(updated=Now()):
+        return mine.get()
+    if opening.thread_key is not None:
+        raise NotFound
+    return threads.create(
+        scope=opening.scope, thread_id=opening.thread_id, owner_id=opening.user_id
+    )
+
+
+def _is_abandoned(run: Run) -> bool:
+    if lease.is_dead(run.lease_owner):
+        return True
+    expired = Run.objects.using(workers.database()).filter(pk=run.pk, lease_expires__lt=Now())
+    return expired.exists()
+
+
+def open_interrupts(thread_id: int) -> list[dict[str, Any]]:
+    """The interrupts that wait for an answer: an error keeps them, any other end replaces them."""
+    ends = (Run.Status.SUCCESS, Run.Status.CANCELLED, Run.Status.INTERRUPT)
+    last = reads.placed_runs(thread_id).filter(status__in=ends).order_by("-offset").first()
+    if last is None or last.status != Run.Status.INTERRUPT:
+        return []
+    return list((last.outcome or {}).get("interrupts") or [])
+
+
+def _check_references(alias: str, thread: Thread, opening: Opening) -> None:
+    """Ids in the input must be ids of this owner: interrupts answered, and the parent run."""
+    waiting = {interrupt.get("id") for interrupt in open_interrupts(thread.pk)}
+    problems = [
+        {"path": "resume", "message": f"{name!r} is no open interrupt of this thread"}
+        for name in sorted(opening.resume - waiting)
+    ]
+    if opening.parent_run:
+        known = Run.objects.using(alias).filter(
+            Q(thread=thread) | Q(thread__scope=opening.scope), run_id=opening.parent_run
+        )
+        if not known.exists():
+            problems.append({"path": "parentRunId", "message": "there is no such run"})
+    if problems:
+        raise InvalidInput("The input names things that are not here.", details=problems)
+    if open_left := waiting - opening.resume:
+        raise InterruptsOpen(details=sorted(map(str, open_left)))
+
+
+@dataclass(kw_only=True)
+class Ending:
+    """What a run's row says once it has its terminal event."""
+
+    status: str
+    counts: dict[str, int] = field(default_factory=dict)
+    result: Any = None
+    outcome: Any = None
+    usage: Any = None
+    error_code: str = ""
+    error_message: str = ""
+    error_detail: str = ""
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    fold_hash: str = ""
+
+
+def finish(run_id: int, token: int, rows: Sequence[Row], total_bytes: int, ending: Ending) -> None:
+    """Write the last rows with the terminal event and free the slot, in one transaction.
+
+    Raises Fenced when the token is gone: somebody else ended the run.
+    """
+    for attempt in range(4):
+        try:
+            found = sql.connection()
+            with sql.writing(found):
+                _finish(found, run_id, token, rows, total_bytes, ending)
+        except (OperationalError, InterfaceError):
+            if attempt == 3:
+                raise
+            if not found.in_atomic_block and not found.is_usable():
+                found.close()
+        except Fenced:
+            # The commit before this attempt may have arrived although its answer did not.
+            if attempt and _ended_with(run_id, rows[-1].seq, ending.status):
+                return
+            raise
+        else:
+            return
+
+
+def _finish(
+    found: Any, run_id: int, token: int, rows: Sequence[Row], total_bytes: int, ending: Ending
+) -> None:
+    runs = Run.objects.using(found.alias)
+    first = sql.timestamp(rows[0].created) + "+00:00" if rows[0].seq == 1 else None
+    changed = runs.filter(pk=run_id, lease_token=token, status=Run.Status.RUNNING).update(
+        **_storable(vars(ending)),
+        last_seq=rows[-1].seq,
+        bytes=total_bytes,
+        lease_token=None,
+        lease_expires=None,
+        finished_at=Now(),
+        **({"first_event_at": first} if first else {}),
+    )
+    if not changed:
+        raise Fenced
+    sql.insert(found, [(run_id, rows)])
+    Thread.objects.using(found.alias).filter(runs__pk=run_id).update(updated=Now())
+    commands = Command.objects.using(found.alias).filter(
+        run_id=run_id, state=Command.State.PENDING
+    )
+    commands.update(state=Command.State.DONE)
+
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def _storable(value: Any) -> Any:
+    """The value with NUL and lone halves as U+FFFD: PostgreSQL takes neither in text or JSON.
+
+    The event itself keeps them as escapes; these columns are for people and filters.
+    """
+    if isinstance(value, str):
+        return _UNSTORABLE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_storable(key): _storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(item) for item in value]
+    return value
+
+
+def _ended_with(run_id: int, seq: int, status: str) -> bool:
+    runs = Run.objects.using(workers.database())
+    return runs.filter(pk=run_id, last_seq=seq, status=status, lease_token=None).exists()
+
+
+def add_findings(run_id: int, findings: Sequence[dict[str, Any]]) -> None:
+    """Note on an ended run what was seen after its end."""
+    found = sql.connection()
+    with sql.writing(found):
+        run = Run.objects.using(found.alias).get(pk=run_id)
+        run.findings = [*run.findings, *_storable(findings)]
+        run.save(using=found.alias, update_fields=["findings"])
+
+
+def renew(rows: Sequence[tuple[int, int, int, int]]) -> list[int]:
+    """Prolong the leases of (run id, token, last seq, bytes); the ids whose token is gone."""
+    if not rows:
+        return []
+    found = sql.connection()
+    with sql.writing(found):
+        sql.renew(found, rows, conf.get().LEASE_SECONDS)
+    ids = {run: token for run, token, _, _ in rows}
+    standing = Run.objects.using(found.alias).filter(pk__in=ids)
+    tokens = dict(standing.values_list("pk", "lease_token"))
+    return [run for run, token in ids.items() if tokens.get(run) != token]
+
+
+def abandoned() -> list[Run]:
+    """Running runs whose lease ran out or whose process on this host is dead."""
+    running = Run.objects.using(workers.database()).filter(status=Run.Status.RUNNING)
+    late = set(running.filter(lease_expires__lt=Now()).values_list("pk", flat=True))
+    return [run for run in running if run.pk in late or lease.is_dead(run.lease_owner)]
+
+
+def take(run: Run) -> int | None:
+    """Become the holder of a run instead of whoever held it; None when somebody was faster."""
+    token = new_token()
+    runs = Run.objects.using(workers.database()).filter(
+        pk=run.pk, status=Run.Status.RUNNING, lease_token=run.lease_token
+    )
+    taken = runs.update(lease_token=token, lease_owner=lease.owner(), lease_expires=_expiry())
+    return token if taken else None
+
+
+def command(run: Run, kind: str, actor: str, payload: str = "") -> Command:
+    """Leave word for the process that drives the run."""
+    return Command.objects.using(workers.database()).create(
+        thread_id=run.thread_id, run=run, kind=kind, actor=actor, payload=payload
+    )
+
+
+def pending_commands(run_ids: Sequence[int]) -> list[Command]:
+    """What waits for these runs, oldest first."""
+    waiting = Command.objects.using(workers.database()).filter(
+        run_id__in=run_ids, state=Command.State.PENDING
+    )
+    return list(waiting.order_by("pk"))
+
+
+def earlier_state_hashes(thread_id: int) -> set[str]:
+    """Hashes of the folded state at the end of each run of the thread."""
+    hashes = reads.placed_runs(thread_id).exclude(fold_hash="")
+    return set(hashes.values_list("fold_hash", flat=True))
+
+
+def refresh(run: Run) -> Run:
+    """The run's row as it stands now."""
+    return Run.objects.using(workers.database()).get(pk=run.pk)

@@ -1,0 +1,1 @@
+"""The Channels consumers: how bytes of the views' generators get out, and frames come in."""

@@ -1,0 +1,132 @@
+"""The plain WebSocket: one RunAgentInput text frame in, one bare event per frame out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+from typing import Any
+
+from channels.consumer import AsyncConsumer
+from channels.exceptions import StopConsumer
+from django.http import HttpResponse
+
+from aguiapp import access, conf, engine, eventstream, protocol, store, views
+from aguiapp.errors import AguiError, StreamAborted, TooLarge, Unparsable
+from aguiapp.transports import gate
+from aguiapp.transports.http import NO_LAYER
+from aguiapp.transports.outlet import Outlet
+
+NORMAL, RESTART, OVERLOAD = 1000, 1012, 1013
+BAD_FRAME, TOO_LARGE = 4400, 4413
+#: Close codes by HTTP status; everything else is a bad frame.
+CLOSE_CODES = {401: 4401, 403: 4403, 404: 4404, 413: TOO_LARGE, 429: 4429, 500: 1011, 503: OVERLOAD}
+
+
+class RunConsumer(AsyncConsumer):
+    """One run per socket: after the run's terminal event the socket is closed with 1000.
+
+    A refusal before the run is one frame `{"type": "aguiapp.error", …}`, then the close code.
+    """
+
+    channel_layer_alias = NO_LAYER
+
+    def __init__(self) -> None:
+        self._handshake: views.Handshake | None = None
+        self._pump: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._stop()
+
+    async def websocket_connect(self, message: dict[str, Any]) -> None:
+        """Pass the gate as a GET would; a foreign Origin is refused before it is accepted."""
+        scope = {**self.scope, "type": "http", "method": "GET", "aguiapp": True}
+        scope["scheme"] = "https" if self.scope.get("scheme") == "wss" else "http"
+        response = await gate.respond(scope, b"")
+        if isinstance(response, views.Handshake) and not access.origin_allowed(response.request):
+            await self.send({"type": "websocket.close"})
+            raise StopConsumer
+        await self.send({"type": "websocket.accept"})
+        if isinstance(response, views.Handshake):
+            self._handshake = response
+            return
+        await self._refuse(_refusal(response), response.status_code)
+
+    async def websocket_receive(self, message: dict[str, Any]) -> None:
+        """The first text frame starts the run; there is no second."""
+        text = message.get("text")
+        if self._pump is not None or self._handshake is None:
+            await self._refuse(Unparsable("One frame, one run: open another socket."))
+        elif text is None:
+            await self._refuse(Unparsable("Send the run input as a text frame."))
+        elif len(text.encode("utf-8", "surrogatepass")) > (limit := conf.get().INPUT_BYTES):
+            await self._refuse(TooLarge(details={"limit": limit}))
+        else:
+            self._pump = asyncio.create_task(self._run(self._handshake, text))
+
+    async def websocket_disconnect(self, message: dict[str, Any]) -> None:
+        """The reader left; the run goes on."""
+        await self._stop()
+        raise StopConsumer
+
+    async def _stop(self) -> None:
+        if self._pump is not None and not self._pump.done():
+            self._pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._pump
+
+    async def _refuse(self, error: AguiError, status: int | None = None) -> None:
+        frame = {"type": "aguiapp.error", **error.as_dict()["error"]}
+        await self.send({"type": "websocket.send", "text": json.dumps(frame)})
+        code = CLOSE_CODES.get(status or error.status, BAD_FRAME)
+        await self.send({"type": "websocket.close", "code": code})
+
+    async def _run(self, handshake: views.Handshake, text: str) -> None:
+        try:
+            started = await self._start(handshake, text)
+        except AguiError as error:
+            await self._refuse(error)
+            return
+        try:
+            code = await self._events(handshake.identity, started)
+        except StreamAborted:
+            code = RESTART
+        await self.send({"type": "websocket.close", "code": code})
+
+    async def _start(self, handshake: views.Handshake, text: str) -> engine.Started:
+        request = await views.parsed(
+            handshake.request,
+            handshake.identity,
+            handshake.agent,
+            mode="ws",
+            transport="websocket",
+            text=text,
+        )
+        return await engine.start(request)
+
+    async def _events(self, identity: access.Identity, started: engine.Started) -> int:
+        outlet = Outlet(self.base_send)
+        for event in started.unlogged:
+            await outlet({"type": "websocket.send", "text": protocol.dumps(event)})
+        follower = views.follow_run(started)
+        recheck = functools.partial(
+            store.call, access.still_sees, identity, started.thread
+        )
+        async for batch in eventstream.guarded(follower, recheck):
+            for payload in batch.payloads if batch is not None else ():
+                await outlet({"type": "websocket.send", "text": payload})
+        outlet.release()
+        return NORMAL if follower.finished else RESTART
+
+
+def _refusal(response: Any) -> AguiError:
+    """What the gate said, in the words of a frame."""
+    if isinstance(response, HttpResponse) and response.get("Content-Type") == "application/json":
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            said = json.loads(response.content)["error"]
+            return AguiError(said["message"], code=said["code"], details=said["details"])
+    return AguiError("The handshake was refused.", code=f"http_{response.status_code}")

@@ -1,0 +1,457 @@
+"""One Django view per route: parse, ask who it is, answer. Streams are an `EventStream`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from django.core.handlers.asgi import ASGIRequest
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
+from django.views.decorators.csrf import csrf_exempt
+
+from aguiapp import access, agents, conf, engine, eventstream, feed, protocol, store
+from aguiapp.errors import (
+    AguiError,
+    BadParameter,
+    InvalidInput,
+    MethodNotAllowed,
+    NeedsAsgi,
+    NotFound,
+    TooLarge,
+    Unparsable,
+    UnsupportedMediaType,
+)
+from aguiapp.models import Run, Thread
+
+logger = logging.getLogger("aguiapp.views")
+
+View = Callable[..., Awaitable[HttpResponseBase]]
+#: Spellings of `?stream=` and `?sse=` that ask for one JSON document.
+OFF = frozenset({"0", "false", "no", "off", "json"})
+MAX_WAIT_SECONDS = 30.0
+
+
+def endpoint(*methods: str) -> Callable[[View], Callable[..., Any]]:
+    """Make a view: it gets an Identity, and every refusal is JSON of one shape."""
+
+    def wrap(view: View) -> Callable[..., Any]:
+        @csrf_exempt
+        @functools.wraps(view)
+        async def served(request: HttpRequest, **kwargs: Any) -> HttpResponseBase:
+            try:
+                if request.method not in methods:
+                    raise MethodNotAllowed(details={"allowed": list(methods)})
+                identity = await access.identify(request)
+                return await view(request, identity, **kwargs)
+            except AguiError as error:
+                return refusal(error)
+            except Exception:
+                logger.exception("view failed path=%s", request.path)
+                return refusal(AguiError())
+
+        return served
+
+    return wrap
+
+
+def refusal(error: AguiError) -> HttpResponse:
+    """The response for an error that came before any stream."""
+    response = HttpResponse(
+        json.dumps(error.as_dict()), status=error.status, content_type="application/json"
+    )
+    if error.status == 401:
+        response["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, MethodNotAllowed):
+        response["Allow"] = ", ".join(error.details["allowed"])
+    return response
+
+
+# -- agents ----------------------------------------------------------------------
+
+
+@endpoint("POST")
+async def agent_run(
+    request: HttpRequest, identity: access.Identity, agent: str
+) -> HttpResponseBase:
+    """The AG-UI endpoint: RunAgentInput in, the run's events out."""
+    agents.get(agent)
+    wants = mode(request)
+    inline = conf.get().WRITER == "inline"
+    if not inline and not isinstance(request, ASGIRequest):
+        raise NeedsAsgi
+    posted = await parsed(request, identity, agent, mode=wants, transport="http")
+    started = await engine.start(posted)
+    if wants == "json":
+        return await _document(started)
+    follower = follow_run(started)
+    headers = headers_of(started)
+    if inline:
+        body = b"".join([chunk async for chunk in _stored_sse(started, follower)])
+        return HttpResponse(
+            body,
+            content_type=eventstream.CONTENT_TYPE,
+            headers={**eventstream.HEADERS, **headers},
+        )
+    recheck = functools.partial(_still_sees, identity, started.thread)
+    source = eventstream.sse(
+        follower,
+        recheck,
+        unlogged=started.unlogged,
+        resumes=request.headers.get("AGUI-Resume") == "1",
+    )
+    return eventstream.EventStream(source, headers)
+
+
+async def _stored_sse(started: engine.Started, follower: feed.Follower) -> Any:
+    """The whole stream of a run that was driven to its end before the response began."""
+    yield eventstream.OPENING
+    for event in started.unlogged:
+        yield protocol.encode_sse(event)
+    for batch in await follower.read(conf.get().RUN_EVENTS):
+        yield batch.sse
+
+
+async def _document(started: engine.Started) -> HttpResponse:
+    """One JSON document once the run has ended: `{"events": […]}`."""
+    events = [protocol.dumps(event) for event in started.unlogged]
+    follower = follow_run(started)
+    if conf.get().WRITER == "inline":
+        for stored in await follower.read(conf.get().RUN_EVENTS):
+            events += stored.payloads
+    else:
+        async for batch in follower.batches(conf.get().HEARTBEAT_SECONDS):
+            events += batch.payloads if batch is not None else ()
+    extra = f',"unlogged":{len(started.unlogged)}' if started.unlogged else ""
+    return HttpResponse(
+        f'{{"events":[{",".join(events)}]{extra}}}',
+        content_type="application/json",
+        headers=headers_of(started),
+    )
+
+
+def follow_run(started: engine.Started) -> feed.Follower:
+    """A follower of the run from its first event."""
+    return feed.Follower(started.thread, started.run.offset or 0, started.run)
+
+
+def headers_of(started: engine.Started) -> dict[str, str]:
+    """Where the run is kept, and how a client counts its frames."""
+    headers = {
+        "AGUI-Thread": str(started.thread.key),
+        "AGUI-Run": str(started.run.key),
+        "AGUI-Cursor": feed.cursor(started.thread.epoch, (started.run.offset or 0) + 1),
+    }
+    if started.unlogged:
+        headers["AGUI-Unlogged"] = str(len(started.unlogged))
+    return headers
+
+
+def mode(request: HttpRequest) -> str:
+    """How the run is answered: "sse" or "json"."""
+    for switch in ("stream", "sse"):
+        if request.GET.get(switch, "").lower() in OFF:
+            return "json"
+    return protocol.negotiate(request.headers.get("Accept"))
+
+
+async def parsed(
+    request: HttpRequest,
+    identity: access.Identity,
+    agent: str,
+    *,
+    mode: str,
+    transport: str,
+    text: str | None = None,
+) -> engine.Request:
+    """A run's request, judged before anything is stored; `text` is given by a socket's frame."""
+    if text is None:
+        text = body(request)
+    given = parse_input(text)
+    key = request.GET.get("thread")
+    if key is not None:
+        thread = await store.call(access.find, identity, thread_key(key), "speak")
+        if thread.thread_id != given["threadId"]:
+            problem = {"path": "threadId", "message": "differs from the thread's own id"}
+            raise InvalidInput(details=[problem])
+    return engine.Request(
+        agent=agent,
+        input=given,
+        text=text,
+        scope=identity.scope,
+        actor=identity.actor,
+        user=identity.user,
+        thread_key=None if key is None else thread_key(key),
+        mode=mode,
+        transport=transport,
+    )
+
+
+def parse_input(text: str) -> dict[str, Any]:
+    """The RunAgentInput; raises Unparsable (400) or InvalidInput (422) with every place."""
+    try:
+        return protocol.parse_input(text, max_depth=conf.get().JSON_DEPTH)
+    except protocol.InputError as error:
+        kind = Unparsable if error.status == 400 else InvalidInput
+        raise kind(error.message, code=error.code, details=error.problems) from error
+
+
+def body(request: HttpRequest) -> str:
+    """The request's JSON text: type and length are checked before anything is read."""
+    limit = conf.get().INPUT_BYTES
+    if request.content_type != "application/json":
+        raise UnsupportedMediaType
+    try:
+        announced = int(request.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:
+        announced = 0
+    if announced > limit:
+        raise TooLarge(details={"limit": limit})
+    raw = request.read(limit + 1)
+    if len(raw) > limit:
+        raise TooLarge(details={"limit": limit})
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unparsable("The body is not UTF-8.") from error
+
+
+@endpoint("GET")
+async def agent_capabilities(
+    request: HttpRequest, identity: access.Identity, agent: str
+) -> HttpResponse:
+    """AgentCapabilities: what is served here, and what the agent declares of itself."""
+    found = agents.get(agent)
+    transport: dict[str, Any] = {"streaming": True, "resumable": True}
+    if getattr(request, "scope", {}).get("aguiapp"):
+        transport["websocket"] = True
+    declared = {"identity": {"name": agent}, "transport": transport}
+    for group, values in found.capabilities.items():
+        declared[group] = {**declared.get(group, {}), **values}
+    return JsonResponse(declared)
+
+
+class Handshake(HttpResponse):
+    """The gate's answer to a WebSocket handshake that may be accepted."""
+
+    def __init__(self, request: HttpRequest, identity: access.Identity, agent: str) -> None:
+        super().__init__(status=426, headers={"Upgrade": "websocket"})
+        self.request = request
+        self.identity = identity
+        self.agent = agent
+
+
+@endpoint("GET")
+async def agent_socket(
+    request: HttpRequest, identity: access.Identity, agent: str
+) -> HttpResponse:
+    """The handshake of the plain WebSocket; over HTTP it asks to upgrade."""
+    agents.get(agent)
+    return Handshake(request, identity, agent)
+
+
+# -- threads ---------------------------------------------------------------------
+
+
+@endpoint("GET")
+async def threads(request: HttpRequest, identity: access.Identity) -> HttpResponse:
+    """The threads one may see, by key; `?thread_id=` finds one's own by its id."""
+    limit = number(request, "limit", 50, 1, 200)
+    after = request.GET.get("after")
+    wanted = Q()
+    if after:
+        wanted &= Q(key__gt=thread_key(after))
+    if thread_id := request.GET.get("thread_id"):
+        if not protocol.is_id(thread_id):
+            raise BadParameter(details={"parameter": "thread_id"})
+        wanted &= Q(thread_id=thread_id, scope=identity.scope)
+
+    def page() -> list[Thread]:
+        return list(access.threads(identity).filter(wanted).order_by("key")[: limit + 1])
+
+    found = await store.call(page)
+    listed = [
+        {
+            "key": str(thread.key),
+            "threadId": thread.thread_id,
+            "title": thread.title,
+            "created": thread.created.isoformat(),
+            "updated": thread.updated.isoformat(),
+            "own": thread.scope == identity.scope,
+        }
+        for thread in found[:limit]
+    ]
+    more = listed[-1]["key"] if len(found) > limit else None
+    return JsonResponse({"threads": listed, "next": more})
+
+
+@endpoint("GET")
+async def thread_stream(
+    request: HttpRequest, identity: access.Identity, key: uuid.UUID
+) -> HttpResponseBase:
+    """Resume or watch: every event behind a cursor, then live; `?run=` ends with that run."""
+    if not isinstance(request, ASGIRequest):
+        raise NeedsAsgi
+    engine.current().wake()
+    thread = await store.call(access.find, identity, key, "see")
+    cursor = request.headers.get("Last-Event-ID") or request.GET.get("after") or ""
+    after = await store.call(_position, thread, cursor)
+    run = await store.call(_run_parameter, request, thread)
+    follower = feed.Follower(thread, after, run)
+    if run is not None and run.ended and after >= (run.offset or 0) + run.last_seq:
+        return HttpResponse(status=204)
+    recheck = functools.partial(_still_sees, identity, thread)
+    resumes = bool(cursor) or request.headers.get("AGUI-Resume") == "1"
+    source = eventstream.sse(follower, recheck, resumes=resumes)
+    return eventstream.EventStream(source, {"AGUI-Thread": str(thread.key)})
+
+
+@endpoint("GET")
+async def thread_events(
+    request: HttpRequest, identity: access.Identity, key: uuid.UUID
+) -> HttpResponse:
+    """A page of events behind a cursor, as NDJSON or one JSON document; `?wait=` long-polls."""
+    thread = await store.call(access.find, identity, key, "see")
+    after = await store.call(_position, thread, request.GET.get("after") or "")
+    run = await store.call(_run_parameter, request, thread)
+    limit = number(request, "limit", conf.get().PAGE_EVENTS, 1, conf.get().PAGE_EVENTS)
+    wait = seconds(request, "wait", MAX_WAIT_SECONDS)
+    follower = feed.Follower(thread, after, run)
+    batches = await follower.read(limit)
+    if not batches and wait and not follower.finished:
+        async for batch in follower.batches(wait):
+            batches = [batch] if batch is not None else []
+            break
+    events = [payload for batch in batches for payload in batch.payloads]
+    headers = {
+        "AGUI-Thread": str(thread.key),
+        "AGUI-Next": follower.cursor,
+        "Cache-Control": "no-store",
+    }
+    if events:
+        headers["AGUI-Cursor"] = feed.cursor(thread.epoch, batches[0].first)
+    if protocol.negotiate(request.headers.get("Accept")) == "json":
+        text = f'{{"events":[{",".join(events)}],"next":"{follower.cursor}"}}'
+        return HttpResponse(text, content_type="application/json", headers=headers)
+    text = "".join(f"{event}\n" for event in events)
+    return HttpResponse(text, content_type="application/x-ndjson", headers=headers)
+
+
+@endpoint("GET")
+async def thread_snapshot(
+    request: HttpRequest, identity: access.Identity, key: uuid.UUID
+) -> HttpResponse:
+    """The thread folded at its end, or at `?at=` (a position or a cursor)."""
+    thread = await store.call(access.find, identity, key, "see")
+    at = request.GET.get("at")
+    position = None if at is None else await store.call(_at, thread, at)
+    found, active = await store.call(_snapshot, thread, position)
+    fold = found.fold
+    document = {
+        "thread": str(thread.key),
+        "threadId": thread.thread_id,
+        "cursor": feed.cursor(thread.epoch, found.position),
+        "position": found.position,
+        "messages": fold.messages,
+        "state": fold.state,
+        "openItems": [
+            {
+                "kind": item.kind,
+                "id": item.id,
+                **({} if item.subagentRunId is None else {"subagentRunId": item.subagentRunId}),
+            }
+            for item in fold.open_items
+        ],
+        "pendingToolCallIds": fold.pending_tool_calls,
+        "interrupts": fold.interrupts,
+        "run": None if active is None else {"key": str(active.key), "runId": active.run_id},
+        "queue": [],
+        "unreadable": found.unreadable,
+    }
+    return HttpResponse(
+        json.dumps(document, separators=(",", ":")), content_type="application/json"
+    )
+
+
+def _snapshot(thread: Thread, at: int | None) -> tuple[store.ThreadSnapshot, Run | None]:
+    return store.snapshot(thread, at), store.active_run(thread.pk)
+
+
+@endpoint("POST")
+async def run_cancel(
+    request: HttpRequest, identity: access.Identity, key: uuid.UUID, run: uuid.UUID
+) -> HttpResponse:
+    """Stop a run for everybody; answers with how it ended. Stopping it again changes nothing."""
+    thread = await store.call(access.find, identity, key, "cancel")
+    found = await store.call(store.run_by_key, thread.pk, run)
+    if found is None:
+        raise NotFound
+    ended = await engine.cancel(found, identity.actor)
+    return JsonResponse({"run": str(ended.key), "runId": ended.run_id, "status": ended.status})
+
+
+# -- parameters ------------------------------------------------------------------
+
+
+def thread_key(text: str) -> uuid.UUID:
+    """A key from the query string; raises BadParameter."""
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        raise BadParameter("A key is a UUID.", details={"value": text[:64]}) from None
+
+
+def number(request: HttpRequest, name: str, default: int, low: int, high: int) -> int:
+    """A whole number of the query string within bounds; raises BadParameter."""
+    text = request.GET.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or not low <= int(text[:10]) <= high:
+        raise BadParameter(
+            f"{name} is a number from {low} to {high}.", details={"parameter": name}
+        )
+    return int(text[:10])
+
+
+def seconds(request: HttpRequest, name: str, high: float) -> float:
+    """A number of seconds of the query string, at most `high`; raises BadParameter."""
+    try:
+        value = float(request.GET.get(name, "0") or 0)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise BadParameter(f"{name} is a number of seconds.", details={"parameter": name})
+    return min(value, high)
+
+
+def _position(thread: Thread, cursor: str) -> int:
+    """The position a cursor names in this thread, which must have got there; "" is the start."""
+    if not cursor:
+        return 0
+    position = feed.parse_cursor(thread, cursor)
+    if position > store.end_position(thread.pk):
+        raise feed.CursorForeign
+    return position
+
+
+def _at(thread: Thread, text: str) -> int:
+    if text.isascii() and text.isdigit():
+        return int(text[:18])
+    return _position(thread, text)
+
+
+def _run_parameter(request: HttpRequest, thread: Thread) -> Run | None:
+    key = request.GET.get("run")
+    if key is None:
+        return None
+    run = store.run_by_key(thread.pk, thread_key(key))
+    if run is None:
+        raise NotFound
+    return run
+
+
+async def _still_sees(identity: access.Identity, thread: Thread) -> bool:
+    return await store.call(access.still_sees, identity, thread)
