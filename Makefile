@@ -12,7 +12,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.runtime ## Run the example product on http://127.0.0.1:8000/ (PORT, DATABASE_URL, DEMO_PASSWORD)
-	@PORT=$(PORT) $(BIN)/python manage.py demo
+	@PORT=$(PORT) exec $(BIN)/python manage.py demo
 
 setup: $(VENV)/.dev ## Install what tests and checks need
 

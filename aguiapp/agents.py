@@ -37,6 +37,7 @@ class Emitter(Protocol):
     @property
     def messages(self) -> list[dict[str, Any]]: ...
 
+
 class RunContext:
     """One run as its agent sees it.
 
@@ -103,9 +104,7 @@ class RunContext:
         """A span of reasoning with one message in it."""
         name = message_id or new_id()
         await self.emit({"type": "REASONING_START", "messageId": name})
-        await self.emit(
-            {"type": "REASONING_MESSAGE_START", "messageId": name, "role": "reasoning"}
-        )
+        await self.emit({"type": "REASONING_MESSAGE_START", "messageId": name, "role": "reasoning"})
         yield TextWriter(self, name, "REASONING_MESSAGE_CONTENT")
         await self.emit({"type": "REASONING_MESSAGE_END", "messageId": name})
         await self.emit({"type": "REASONING_END", "messageId": name})
@@ -338,4 +337,3 @@ def names() -> list[str]:
 def unregister(name: str) -> None:
     """Forget an agent (for tests)."""
     _registry.pop(name, None)
-

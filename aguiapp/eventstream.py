@@ -32,9 +32,7 @@ class EventStream(StreamingHttpResponse):
         self.source = source
 
 
-async def guarded(
-    follower: feed.Follower, recheck: Recheck
-) -> AsyncIterator[feed.Batch | None]:
+async def guarded(follower: feed.Follower, recheck: Recheck) -> AsyncIterator[feed.Batch | None]:
     """The follower's batches for as long as the reader may see the thread."""
     loop = asyncio.get_running_loop()
     period = conf.get().HEARTBEAT_SECONDS

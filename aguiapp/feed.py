@@ -93,13 +93,13 @@ class Bell:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def wait(self, seen: int, timeout: float) -> bool:
-        """Wait until the bell rang since `seen`; False when `timeout` seconds passed instead."""
+    async def wait(self, seen: int, patience: float) -> bool:
+        """Wait until the bell rang since `seen`; False when `patience` seconds passed instead."""
         if self.version != seen:
             return True
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(timeout, waiter.cancel)
+        timer = loop.call_later(patience, waiter.cancel)
         self._waiting.add(waiter)
         try:
             await waiter
@@ -128,9 +128,7 @@ class Tail:
     def publish(self, rows: Sequence[store.Row]) -> None:
         """Hand committed rows to local followers and let other processes know."""
         payloads = [row.payload for row in rows]
-        batch = Batch(
-            self.epoch, self.offset + rows[0].seq, [row.type for row in rows], payloads
-        )
+        batch = Batch(self.epoch, self.offset + rows[0].seq, [row.type for row in rows], payloads)
         self.batches.append(batch)
         self.bytes += sum(map(len, payloads))
         limit = conf.get().TAIL_BYTES
@@ -233,9 +231,9 @@ class Hints:
             again = True
             while again:
                 self._sending[thread_id] = False
-                await self._layer.group_send(group(thread_id), {"type": "aguiapp.hint"} | {
-                    "thread": thread_id
-                })
+                await self._layer.group_send(
+                    group(thread_id), {"type": "aguiapp.hint"} | {"thread": thread_id}
+                )
                 again = self._sending[thread_id]
         finally:
             self._sending.pop(thread_id, None)
@@ -375,9 +373,7 @@ class Follower:
             if run is None:
                 return []
             self._current, self._offset = run.pk, run.offset or 0
-        rows = await store.call(
-            store.read, self._current, self.position - self._offset, limit
-        )
+        rows = await store.call(store.read, self._current, self.position - self._offset, limit)
         if not rows:
             return []
         types = [row.type for row in rows]

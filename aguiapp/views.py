@@ -15,25 +15,19 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 
-from aguiapp import access, agents, conf, engine, eventstream, feed, protocol, store
+from aguiapp import access, agents, conf, engine, eventstream, feed, parameters, protocol, store
 from aguiapp.errors import (
     AguiError,
     BadParameter,
-    InvalidInput,
     MethodNotAllowed,
     NeedsAsgi,
     NotFound,
-    TooLarge,
-    Unparsable,
-    UnsupportedMediaType,
 )
 from aguiapp.models import Run, Thread
 
 logger = logging.getLogger("aguiapp.views")
 
 View = Callable[..., Awaitable[HttpResponseBase]]
-#: Spellings of `?stream=` and `?sse=` that ask for one JSON document.
-OFF = frozenset({"0", "false", "no", "off", "json"})
 MAX_WAIT_SECONDS = 30.0
 
 
@@ -44,9 +38,9 @@ def endpoint(*methods: str) -> Callable[[View], Callable[..., Any]]:
         @csrf_exempt
         @functools.wraps(view)
         async def served(request: HttpRequest, **kwargs: Any) -> HttpResponseBase:
+            if request.method not in methods:
+                return refusal(MethodNotAllowed(details={"allowed": list(methods)}))
             try:
-                if request.method not in methods:
-                    raise MethodNotAllowed(details={"allowed": list(methods)})
                 identity = await access.identify(request)
                 return await view(request, identity, **kwargs)
             except AguiError as error:
@@ -81,11 +75,11 @@ async def agent_run(
 ) -> HttpResponseBase:
     """The AG-UI endpoint: RunAgentInput in, the run's events out."""
     agents.get(agent)
-    wants = mode(request)
+    wants = parameters.mode(request)
     inline = conf.get().WRITER == "inline"
     if not inline and not isinstance(request, ASGIRequest):
         raise NeedsAsgi
-    posted = await parsed(request, identity, agent, mode=wants, transport="http")
+    posted = await parameters.parsed(request, identity, agent, mode=wants, transport="http")
     started = await engine.start(posted)
     if wants == "json":
         return await _document(started)
@@ -152,75 +146,6 @@ def headers_of(started: engine.Started) -> dict[str, str]:
     return headers
 
 
-def mode(request: HttpRequest) -> str:
-    """How the run is answered: "sse" or "json"."""
-    for switch in ("stream", "sse"):
-        if request.GET.get(switch, "").lower() in OFF:
-            return "json"
-    return protocol.negotiate(request.headers.get("Accept"))
-
-
-async def parsed(
-    request: HttpRequest,
-    identity: access.Identity,
-    agent: str,
-    *,
-    mode: str,
-    transport: str,
-    text: str | None = None,
-) -> engine.Request:
-    """A run's request, judged before anything is stored; `text` is given by a socket's frame."""
-    if text is None:
-        text = body(request)
-    given = parse_input(text)
-    key = request.GET.get("thread")
-    if key is not None:
-        thread = await store.call(access.find, identity, thread_key(key), "speak")
-        if thread.thread_id != given["threadId"]:
-            problem = {"path": "threadId", "message": "differs from the thread's own id"}
-            raise InvalidInput(details=[problem])
-    return engine.Request(
-        agent=agent,
-        input=given,
-        text=text,
-        scope=identity.scope,
-        actor=identity.actor,
-        user=identity.user,
-        thread_key=None if key is None else thread_key(key),
-        mode=mode,
-        transport=transport,
-    )
-
-
-def parse_input(text: str) -> dict[str, Any]:
-    """The RunAgentInput; raises Unparsable (400) or InvalidInput (422) with every place."""
-    try:
-        return protocol.parse_input(text, max_depth=conf.get().JSON_DEPTH)
-    except protocol.InputError as error:
-        kind = Unparsable if error.status == 400 else InvalidInput
-        raise kind(error.message, code=error.code, details=error.problems) from error
-
-
-def body(request: HttpRequest) -> str:
-    """The request's JSON text: type and length are checked before anything is read."""
-    limit = conf.get().INPUT_BYTES
-    if request.content_type != "application/json":
-        raise UnsupportedMediaType
-    try:
-        announced = int(request.META.get("CONTENT_LENGTH") or 0)
-    except ValueError:
-        announced = 0
-    if announced > limit:
-        raise TooLarge(details={"limit": limit})
-    raw = request.read(limit + 1)
-    if len(raw) > limit:
-        raise TooLarge(details={"limit": limit})
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Unparsable("The body is not UTF-8.") from error
-
-
 @endpoint("GET")
 async def agent_capabilities(
     request: HttpRequest, identity: access.Identity, agent: str
@@ -247,9 +172,7 @@ class Handshake(HttpResponse):
 
 
 @endpoint("GET")
-async def agent_socket(
-    request: HttpRequest, identity: access.Identity, agent: str
-) -> HttpResponse:
+async def agent_socket(request: HttpRequest, identity: access.Identity, agent: str) -> HttpResponse:
     """The handshake of the plain WebSocket; over HTTP it asks to upgrade."""
     agents.get(agent)
     return Handshake(request, identity, agent)
@@ -261,11 +184,11 @@ async def agent_socket(
 @endpoint("GET")
 async def threads(request: HttpRequest, identity: access.Identity) -> HttpResponse:
     """The threads one may see, by key; `?thread_id=` finds one's own by its id."""
-    limit = number(request, "limit", 50, 1, 200)
+    limit = parameters.number(request, "limit", 50, 1, 200)
     after = request.GET.get("after")
     wanted = Q()
     if after:
-        wanted &= Q(key__gt=thread_key(after))
+        wanted &= Q(key__gt=parameters.thread_key(after))
     if thread_id := request.GET.get("thread_id"):
         if not protocol.is_id(thread_id):
             raise BadParameter(details={"parameter": "thread_id"})
@@ -300,8 +223,8 @@ async def thread_stream(
     engine.current().wake()
     thread = await store.call(access.find, identity, key, "see")
     cursor = request.headers.get("Last-Event-ID") or request.GET.get("after") or ""
-    after = await store.call(_position, thread, cursor)
-    run = await store.call(_run_parameter, request, thread)
+    after = await store.call(parameters.position, thread, cursor)
+    run = await store.call(parameters.run, request, thread)
     follower = feed.Follower(thread, after, run)
     if run is not None and run.ended and after >= (run.offset or 0) + run.last_seq:
         return HttpResponse(status=204)
@@ -317,10 +240,10 @@ async def thread_events(
 ) -> HttpResponse:
     """A page of events behind a cursor, as NDJSON or one JSON document; `?wait=` long-polls."""
     thread = await store.call(access.find, identity, key, "see")
-    after = await store.call(_position, thread, request.GET.get("after") or "")
-    run = await store.call(_run_parameter, request, thread)
-    limit = number(request, "limit", conf.get().PAGE_EVENTS, 1, conf.get().PAGE_EVENTS)
-    wait = seconds(request, "wait", MAX_WAIT_SECONDS)
+    after = await store.call(parameters.position, thread, request.GET.get("after") or "")
+    run = await store.call(parameters.run, request, thread)
+    limit = parameters.number(request, "limit", conf.get().PAGE_EVENTS, 1, conf.get().PAGE_EVENTS)
+    wait = parameters.seconds(request, "wait", MAX_WAIT_SECONDS)
     follower = feed.Follower(thread, after, run)
     batches = await follower.read(limit)
     if not batches and wait and not follower.finished:
@@ -349,7 +272,7 @@ async def thread_snapshot(
     """The thread folded at its end, or at `?at=` (a position or a cursor)."""
     thread = await store.call(access.find, identity, key, "see")
     at = request.GET.get("at")
-    position = None if at is None else await store.call(_at, thread, at)
+    position = None if at is None else await store.call(parameters.at, thread, at)
     found, active = await store.call(_snapshot, thread, position)
     fold = found.fold
     document = {
@@ -393,64 +316,6 @@ async def run_cancel(
         raise NotFound
     ended = await engine.cancel(found, identity.actor)
     return JsonResponse({"run": str(ended.key), "runId": ended.run_id, "status": ended.status})
-
-
-# -- parameters ------------------------------------------------------------------
-
-
-def thread_key(text: str) -> uuid.UUID:
-    """A key from the query string; raises BadParameter."""
-    try:
-        return uuid.UUID(text)
-    except ValueError:
-        raise BadParameter("A key is a UUID.", details={"value": text[:64]}) from None
-
-
-def number(request: HttpRequest, name: str, default: int, low: int, high: int) -> int:
-    """A whole number of the query string within bounds; raises BadParameter."""
-    text = request.GET.get(name, str(default))
-    if not text.isascii() or not text.isdigit() or not low <= int(text[:10]) <= high:
-        raise BadParameter(
-            f"{name} is a number from {low} to {high}.", details={"parameter": name}
-        )
-    return int(text[:10])
-
-
-def seconds(request: HttpRequest, name: str, high: float) -> float:
-    """A number of seconds of the query string, at most `high`; raises BadParameter."""
-    try:
-        value = float(request.GET.get(name, "0") or 0)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise BadParameter(f"{name} is a number of seconds.", details={"parameter": name})
-    return min(value, high)
-
-
-def _position(thread: Thread, cursor: str) -> int:
-    """The position a cursor names in this thread, which must have got there; "" is the start."""
-    if not cursor:
-        return 0
-    position = feed.parse_cursor(thread, cursor)
-    if position > store.end_position(thread.pk):
-        raise feed.CursorForeign
-    return position
-
-
-def _at(thread: Thread, text: str) -> int:
-    if text.isascii() and text.isdigit():
-        return int(text[:18])
-    return _position(thread, text)
-
-
-def _run_parameter(request: HttpRequest, thread: Thread) -> Run | None:
-    key = request.GET.get("run")
-    if key is None:
-        return None
-    run = store.run_by_key(thread.pk, thread_key(key))
-    if run is None:
-        raise NotFound
-    return run
 
 
 async def _still_sees(identity: access.Identity, thread: Thread) -> bool:

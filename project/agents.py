@@ -86,8 +86,8 @@ def answer(wanted: int, order: dict[str, Any] | None) -> str:
 @agent("tokens")
 async def tokens(run: RunContext) -> None:
     """Write `n` text deltas, `delay` seconds apart."""
-    count = int(number(run.forwarded, "n", default=100, highest=100_000))
-    delay = number(run.forwarded, "delay", default=0.02, highest=10)
+    count = int(number(run.forwarded, "n", default=200, highest=100_000))
+    delay = number(run.forwarded, "delay", default=0.05, highest=10)
     async with run.message() as message:
         for index in range(count):
             await message.write(f"{index} ")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+import json
+from typing import Any, cast
 from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
@@ -10,8 +11,9 @@ from django.contrib.auth.models import User
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
+from django.utils.text import Truncator
 
-from aguiapp.models import Run, Thread
+from aguiapp.models import InputMessage, Run, Thread
 from project.agents import SHOWN
 
 
@@ -19,7 +21,10 @@ from project.agents import SHOWN
 def home(request: HttpRequest) -> HttpResponse:
     """The agents, and the visitor's threads."""
     agents = [{"name": name, "about": about} for name, about in SHOWN.items()]
-    return render(request, "home.html", {"agents": agents, "threads": threads(request)[:50]})
+    listed = list(threads(request)[:50])
+    for thread in listed:
+        thread.title = thread.title or opening(thread.said)
+    return render(request, "home.html", {"agents": agents, "threads": listed})
 
 
 @login_required
@@ -34,11 +39,18 @@ def chat(request: HttpRequest, agent: str) -> HttpResponse:
     return render(request, "chat.html", context)
 
 
-def threads(request: HttpRequest) -> QuerySet[Thread]:
-    """The visitor's own threads, newest first, each with its last agent."""
-    last = Run.objects.filter(thread=OuterRef("pk")).order_by("-pk").values("agent")[:1]
-    user = cast(User, request.user)
-    return Thread.objects.filter(owner=user).annotate(agent=Subquery(last)).order_by("-updated")
+def threads(request: HttpRequest) -> QuerySet[Any]:
+    """The visitor's own threads, newest first, each with its last agent and its first message."""
+    last = Run.objects.filter(thread=OuterRef("pk")).order_by("-pk").values("agent")
+    first = InputMessage.objects.filter(thread=OuterRef("pk")).order_by("pk").values("payload")
+    found = Thread.objects.filter(owner=cast(User, request.user)).order_by("-updated")
+    return found.annotate(agent=Subquery(last[:1]), said=Subquery(first[:1]))
+
+
+def opening(payload: str | None) -> str:
+    """The beginning of a stored message, where that is text."""
+    content = json.loads(payload)["content"] if payload else ""
+    return Truncator(content).chars(60) if isinstance(content, str) else ""
 
 
 def uuid_or_404(text: str) -> UUID:

@@ -182,7 +182,9 @@ class TestPages:
         thread = Thread.objects.get()
         for person, listed in ((user, True), (other, False)):
             client.force_login(person)
-            assert (str(thread.key).encode() in client.get("/").content) is listed
+            page = client.get("/").content.decode()
+            assert (str(thread.key) in page) is listed
+            assert (">hi</a>" in page) is listed
             status = client.get(f"/chat/echo/?thread={thread.key}").status_code
             assert status == (200 if listed else 404)
 

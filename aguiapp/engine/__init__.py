@@ -161,11 +161,10 @@ def _prepare(
     return prepared, unlogged
 
 
-def _run_started(
-    given: dict[str, Any], new: list[dict[str, Any]], actor: str
-) -> protocol.Event:
+def _run_started(given: dict[str, Any], new: list[dict[str, Any]], actor: str) -> protocol.Event:
     """RUN_STARTED with its echo: the ids and the new messages, nothing else of the input."""
-    ids = {key: given[key] for key in ("threadId", "runId", "parentRunId") if key in given}
+    names = ("threadId", "runId", "parentRunId")
+    ids: dict[str, Any] = {key: given[key] for key in names if key in given}
     return {
         "type": "RUN_STARTED",
         **ids,
@@ -198,9 +197,7 @@ async def cancel(run: Run, actor: str) -> Run:
     return await store.call(store.refresh, run)
 
 
-def run_now(
-    agent: str, input: dict[str, Any], *, user: Any, scope: str | None = None
-) -> Run:
+def run_now(agent: str, input: dict[str, Any], *, user: Any, scope: str | None = None) -> Run:
     """Run an agent to its end and store it; for commands, seeds and tests without a server."""
     given = protocol.parse_input(protocol.dumps(input))
     request = Request(

@@ -220,9 +220,7 @@ class Driver:
             fold_hash=state_hash(recorder.fold.state),
         )
         self._noted = len(recorder.findings)
-        await store.call(
-            store.finish, self.run.pk, self.lane.token, rows, recorder.bytes, ending
-        )
+        await store.call(store.finish, self.run.pk, self.lane.token, rows, recorder.bytes, ending)
         self.committed(rows)
 
     async def _end_lost(self, error: Exception) -> None:

@@ -10,8 +10,6 @@ from aguiapp import protocol
 from aguiapp.models import Run
 from aguiapp.protocol import Event, OpenItem
 
-#: Events that end an open item.
-ENDS = frozenset({"TEXT_MESSAGE_END", "TOOL_CALL_END", "REASONING_MESSAGE_END"})
 
 @dataclass(frozen=True, kw_only=True)
 class Terminal:
@@ -53,9 +51,7 @@ def closing(
     yield event
 
 
-def closers(
-    verifier: protocol.Verifier, status: str, new_id: Callable[[], str]
-) -> Iterator[Event]:
+def closers(verifier: protocol.Verifier, status: str, new_id: Callable[[], str]) -> Iterator[Event]:
     """Events that close what is open, as far as a terminal of that status wants it closed."""
     items = verifier.open_items if verifier.run_open else []
     for kind in ("text", "reasoning", "span", "tool", "step", "subagent"):

@@ -175,9 +175,7 @@ def _edit(
         new=new,
         state=None,
         edited=edited,
-        drops_activities=any(
-            m["role"] == "activity" for m in fold.messages if m["id"] in dropped
-        ),
+        drops_activities=any(m["role"] == "activity" for m in fold.messages if m["id"] in dropped),
         findings=findings,
     )
 

@@ -17,8 +17,6 @@ from aguiapp.protocol import Event
 
 #: Findings kept per run; the rest is only counted.
 MAX_FINDINGS = 100
-_DELTAS = frozenset({"TEXT_MESSAGE_CONTENT", "REASONING_MESSAGE_CONTENT", "TOOL_CALL_ARGS"})
-_HALF_NAMES = {"TOOL_CALL_ARGS": "toolCallId"}
 
 
 class LimitExceeded(Exception):
@@ -65,6 +63,7 @@ class Recorder:
         self._now = now
         self._upgrader = protocol.Upgrader(new_id)
         self._expander = protocol.Expander()
+        self._halves = protocol.Halves()
         self._limits = conf.get()
         self._silent = True
         self._state_bound = 0
@@ -73,8 +72,6 @@ class Recorder:
             for message in folder.snapshot().messages
             for call in message.get("toolCalls") or ()
         }
-        #: High halves of surrogate pairs that wait for the next delta of their message.
-        self._halves: dict[tuple[str, str], Event] = {}
 
     def feed(self, raw: Any) -> None:
         """Take one event of the agent in any form."""
@@ -84,8 +81,15 @@ class Recorder:
                 self._note(checked.warnings)
             if checked.event is None:
                 continue
-            for event in self._expander.feed(checked.event):
+            for event in self._expanded(checked.event):
                 self._take(event)
+
+    def _expanded(self, event: Event) -> list[Event]:
+        """The event without chunks; an error does not complete a call that chunks left open."""
+        events = self._expander.feed(event)
+        if event["type"] == "RUN_ERROR":
+            return [found for found in events if found["type"] != "TOOL_CALL_END"]
+        return events
 
     def write(self, event: Event, *, free: bool = False) -> None:
         """Record an event; `free` ones pass the limits, or a full run could not end."""
@@ -109,22 +113,21 @@ class Recorder:
 
     def close(self, terminal: endings.Terminal) -> None:
         """Record everything that legally ends the run now."""
-        self._flush_halves()
         for event in endings.closing(self.verifier, terminal, new_id):
-            self.write(event, free=True)
+            self._write_whole(event, free=True)
 
     def _fail(self, event: Event) -> None:
         """The agent ends with an error of its own: what is open is closed first."""
-        self._flush_halves()
         for closer in endings.closers(self.verifier, Run.Status.ERROR, new_id):
-            self.write(closer, free=True)
+            self._write_whole(closer, free=True)
         metadata = event.get("metadata") or {}
-        self.write({**event, "metadata": {"aguiapp": {"runKey": self._run_key}, **metadata}})
+        mark = {"aguiapp": {"runKey": self._run_key}, **metadata}
+        self._write_whole({**event, "metadata": mark})
 
-    def _flush_halves(self) -> None:
-        for half in list(self._halves.values()):
-            self.write(half, free=True)
-        self._halves.clear()
+    def _write_whole(self, event: Event, *, free: bool = False) -> None:
+        """Write an event behind the halves of characters that it cuts off."""
+        for whole in self._halves.feed(event):
+            self.write(whole, free=free)
 
     def drain(self) -> list[Encoded]:
         """Hand over what was recorded since the last call."""
@@ -137,12 +140,7 @@ class Recorder:
             self.find("after_terminal", kind)
             return
         silent, self._silent = self._silent, False
-        if kind in _DELTAS:
-            joined = self._joined(event)
-            if joined is None:
-                return
-            event = joined
-        elif kind == "RUN_STARTED" and silent:
+        if kind == "RUN_STARTED" and silent:
             self._claim_start(event)
             return
         elif kind == "TOOL_CALL_START":
@@ -152,9 +150,7 @@ class Recorder:
             return
         elif kind == "RUN_FINISHED":
             event = self._completed(event)
-        elif self._halves and kind in endings.ENDS:
-            self._flush_half(event)
-        self.write(event)
+        self._write_whole(event)
 
     def _claim_start(self, event: Event) -> None:
         """The engine's RUN_STARTED stands already: the agent's must agree, and is not repeated."""
@@ -180,32 +176,6 @@ class Recorder:
         if not pending or outcome.get("type") != "success" or "pendingToolCallIds" in outcome:
             return event
         return {**event, "outcome": {**outcome, "pendingToolCallIds": pending}}
-
-    # -- surrogate pairs cut across two deltas ---------------------------------
-
-    def _joined(self, event: Event) -> Event | None:
-        """The delta with the half that waited for it; None when it is all a new half."""
-        delta = event["delta"]
-        last = delta[-1:]
-        if not self._halves and not "\ud800" <= last <= "\udbff":
-            return event
-        key = (event["type"], event[_HALF_NAMES.get(event["type"], "messageId")])
-        held = self._halves.pop(key, None)
-        if held is not None:
-            delta = protocol.join_halves(held["delta"] + delta)
-        if "\ud800" <= delta[-1:] <= "\udbff":
-            self._halves[key] = {**event, "delta": delta[-1]}
-            delta = delta[:-1]
-            if not delta:
-                return None
-        return {**event, "delta": delta}
-
-    def _flush_half(self, event: Event) -> None:
-        """A half that stays alone is kept, as an escape."""
-        for key, half in list(self._halves.items()):
-            if key[1] in (event.get("messageId"), event.get("toolCallId")):
-                del self._halves[key]
-                self.write(half)
 
     # -- limits and findings ---------------------------------------------------
 

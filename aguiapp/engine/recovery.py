@@ -102,7 +102,5 @@ def take_over(run: Run, *, status: str, code: str = "") -> bool:
 def sweep() -> list[Run]:
     """End every run whose process is gone; returns those that this call ended."""
     return [
-        run
-        for run in store.abandoned()
-        if take_over(run, status=Run.Status.ERROR, code="orphaned")
+        run for run in store.abandoned() if take_over(run, status=Run.Status.ERROR, code="orphaned")
     ]

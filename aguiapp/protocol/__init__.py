@@ -15,6 +15,7 @@ from aguiapp.protocol.events import (
     ProtocolError,
 )
 from aguiapp.protocol.fold import Fold, Snapshot, fold
+from aguiapp.protocol.halves import Halves
 from aguiapp.protocol.inbound import (
     InputError,
     check_input,
@@ -46,6 +47,7 @@ __all__ = [
     "Finding",
     "Fold",
     "FrameError",
+    "Halves",
     "InputError",
     "JSONTextError",
     "OpenItem",

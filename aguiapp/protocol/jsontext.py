@@ -96,10 +96,17 @@ def _float(digits: str) -> float:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     built = dict(pairs)
     if len(built) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for at, key in enumerate(keys) if key in keys[:at])
-        raise JSONTextError("repeated_key", f"the key {text_of(twice)} appears twice")
+        raise JSONTextError("repeated_key", f"the key {text_of(_repeated(pairs))} appears twice")
     return built
+
+
+def _repeated(pairs: list[tuple[str, Any]]) -> str:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            break
+        seen.add(key)
+    return key
 
 
 _UNIQUE: Final = JSONDecoder(

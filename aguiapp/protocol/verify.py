@@ -223,9 +223,7 @@ class Verifier:
             self._duty("VERIFY-45", "pendingToolCallIds is not what this run left unanswered")
 
     def _run_error(self, event: Event) -> None:
-        self._opened.clear()
-        self._texts.clear()
-        self._calls.clear()
+        self._reset()
         self._phase = FAILED
 
     def _duty(self, rule: str, message: str) -> None:

@@ -34,8 +34,8 @@ from aguiapp.store.runs import (
     renew,
     take,
 )
-from aguiapp.store.sql import Row
-from aguiapp.store.workers import call, close, database, executor, submit
+from aguiapp.store.sql import Row, database
+from aguiapp.store.workers import call, close, executor, submit
 from aguiapp.store.writer import Lane, current as writer
 
 __all__ = [

@@ -8,7 +8,7 @@ from json.decoder import JSONDecoder, scanstring  # type: ignore[attr-defined]
 from typing import Any
 
 from aguiapp.models import InputMessage, Run
-from aguiapp.store import workers
+from aguiapp.store import sql
 
 _decode = JSONDecoder(strict=True).raw_decode
 _SPACE = " \t\n\r"
@@ -74,7 +74,7 @@ def digest(text: str) -> str:
 def save(thread_id: int, text: str) -> str:
     """Store the messages that the thread does not hold yet; returns the run's template."""
     template, messages = cut(text)
-    table = InputMessage.objects.using(workers.database())
+    table = InputMessage.objects.using(sql.database())
     table.bulk_create(
         [InputMessage(thread_id=thread_id, hash=name, payload=m) for name, m in messages.items()],
         ignore_conflicts=True,
@@ -87,7 +87,7 @@ def rebuild(run: Run) -> str:
     if not run.input:
         return ""
     parts: list[Any] = json.loads(run.input)
-    table = InputMessage.objects.using(workers.database()).filter(
+    table = InputMessage.objects.using(sql.database()).filter(
         thread_id=run.thread_id, hash__in=parts[1::2]
     )
     payloads = dict(table.values_list("hash", "payload"))

@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 
 from aguiapp import conf, protocol
 from aguiapp.models import Run, RunEvent, Thread
-from aguiapp.store import sql, workers
+from aguiapp.store import sql
 
 
 class Stored(NamedTuple):
@@ -26,7 +26,7 @@ class Stored(NamedTuple):
 
 def read(run_id: int, after: int = 0, limit: int = 1000) -> list[Stored]:
     """Up to `limit` events of a run with a seq above `after`, in order."""
-    rows = RunEvent.objects.using(workers.database()).filter(run_id=run_id, seq__gt=after)
+    rows = RunEvent.objects.using(sql.database()).filter(run_id=run_id, seq__gt=after)
     found = rows.order_by("seq").values_list("seq", "type", "payload", "created")[:limit]
     return [Stored(*row) for row in found]
 
@@ -46,7 +46,7 @@ def pages(run_id: int, after: int = 0, until: int | None = None) -> Iterator[lis
 
 def placed_runs(thread_id: int) -> QuerySet[Run]:
     """The runs of a thread that have a place in its history, in that order."""
-    runs = Run.objects.using(workers.database())
+    runs = Run.objects.using(sql.database())
     return runs.filter(thread_id=thread_id, offset__isnull=False).order_by("offset", "pk")
 
 
@@ -63,12 +63,12 @@ def run_at(thread_id: int, after: int, run_id: int | None = None) -> Run | None:
 
 def run_by_key(thread_id: int, key: uuid.UUID) -> Run | None:
     """The run of this thread with that key."""
-    return Run.objects.using(workers.database()).filter(thread_id=thread_id, key=key).first()
+    return Run.objects.using(sql.database()).filter(thread_id=thread_id, key=key).first()
 
 
 def active_run(thread_id: int) -> Run | None:
     """The run that has the thread's slot."""
-    runs = Run.objects.using(workers.database())
+    runs = Run.objects.using(sql.database())
     return runs.filter(thread_id=thread_id, status=Run.Status.RUNNING).first()
 
 

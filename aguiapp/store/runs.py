@@ -25,7 +25,7 @@ from aguiapp.errors import (
     ThreadBusy,
 )
 from aguiapp.models import Command, Run, Thread
-from aguiapp.store import inputs, lease, reads, sql, workers
+from aguiapp.store import inputs, lease, reads, sql
 from aguiapp.store.sql import Row
 
 
@@ -147,7 +147,7 @@ def _locked_thread(alias: str, opening: Opening) -> Thread:
 def _is_abandoned(run: Run) -> bool:
     if lease.is_dead(run.lease_owner):
         return True
-    expired = Run.objects.using(workers.database()).filter(pk=run.pk, lease_expires__lt=Now())
+    expired = Run.objects.using(sql.database()).filter(pk=run.pk, lease_expires__lt=Now())
     return expired.exists()
 
 
@@ -208,8 +208,7 @@ def finish(run_id: int, token: int, rows: Sequence[Row], total_bytes: int, endin
         except (OperationalError, InterfaceError):
             if attempt == 3:
                 raise
-            if not found.in_atomic_block and not found.is_usable():
-                found.close()
+            sql.discard_if_broken()
         except Fenced:
             # The commit before this attempt may have arrived although its answer did not.
             if attempt and _ended_with(run_id, rows[-1].seq, ending.status):
@@ -237,9 +236,7 @@ def _finish(
         raise Fenced
     sql.insert(found, [(run_id, rows)])
     Thread.objects.using(found.alias).filter(runs__pk=run_id).update(updated=Now())
-    commands = Command.objects.using(found.alias).filter(
-        run_id=run_id, state=Command.State.PENDING
-    )
+    commands = Command.objects.using(found.alias).filter(run_id=run_id, state=Command.State.PENDING)
     commands.update(state=Command.State.DONE)
 
 
@@ -261,7 +258,7 @@ def _storable(value: Any) -> Any:
 
 
 def _ended_with(run_id: int, seq: int, status: str) -> bool:
-    runs = Run.objects.using(workers.database())
+    runs = Run.objects.using(sql.database())
     return runs.filter(pk=run_id, last_seq=seq, status=status, lease_token=None).exists()
 
 
@@ -289,7 +286,7 @@ def renew(rows: Sequence[tuple[int, int, int, int]]) -> list[int]:
 
 def abandoned() -> list[Run]:
     """Running runs whose lease ran out or whose process on this host is dead."""
-    running = Run.objects.using(workers.database()).filter(status=Run.Status.RUNNING)
+    running = Run.objects.using(sql.database()).filter(status=Run.Status.RUNNING)
     late = set(running.filter(lease_expires__lt=Now()).values_list("pk", flat=True))
     return [run for run in running if run.pk in late or lease.is_dead(run.lease_owner)]
 
@@ -297,7 +294,7 @@ def abandoned() -> list[Run]:
 def take(run: Run) -> int | None:
     """Become the holder of a run instead of whoever held it; None when somebody was faster."""
     token = new_token()
-    runs = Run.objects.using(workers.database()).filter(
+    runs = Run.objects.using(sql.database()).filter(
         pk=run.pk, status=Run.Status.RUNNING, lease_token=run.lease_token
     )
     taken = runs.update(lease_token=token, lease_owner=lease.owner(), lease_expires=_expiry())
@@ -306,14 +303,14 @@ def take(run: Run) -> int | None:
 
 def command(run: Run, kind: str, actor: str, payload: str = "") -> Command:
     """Leave word for the process that drives the run."""
-    return Command.objects.using(workers.database()).create(
+    return Command.objects.using(sql.database()).create(
         thread_id=run.thread_id, run=run, kind=kind, actor=actor, payload=payload
     )
 
 
 def pending_commands(run_ids: Sequence[int]) -> list[Command]:
     """What waits for these runs, oldest first."""
-    waiting = Command.objects.using(workers.database()).filter(
+    waiting = Command.objects.using(sql.database()).filter(
         run_id__in=run_ids, state=Command.State.PENDING
     )
     return list(waiting.order_by("pk"))
@@ -327,4 +324,4 @@ def earlier_state_hashes(thread_id: int) -> set[str]:
 
 def refresh(run: Run) -> Run:
     """The run's row as it stands now."""
-    return Run.objects.using(workers.database()).get(pk=run.pk)
+    return Run.objects.using(sql.database()).get(pk=run.pk)

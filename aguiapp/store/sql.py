@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-from django.db import connections, transaction
+from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from aguiapp.models import Run, RunEvent
-from aguiapp.store import workers
 
 #: How long a transaction of the store waits for a row that somebody else holds.
 LOCK_TIMEOUT_MS = 2000
@@ -29,11 +28,23 @@ class Row(NamedTuple):
     created: int
 
 
+def database() -> str:
+    """The alias of the database that holds the log; it is read where it is written."""
+    return router.db_for_write(RunEvent)
+
+
 def connection() -> BaseDatabaseWrapper:
     """The log's connection of the calling thread, opened."""
-    found = cast(BaseDatabaseWrapper, connections[workers.database()])
+    found = connections[database()]
     found.ensure_connection()
     return found
+
+
+def discard_if_broken() -> None:
+    """Close the calling thread's connection when it is of no more use, so that the next is new."""
+    found = connections[database()]
+    if not found.in_atomic_block and not found.is_usable():
+        found.close()
 
 
 def is_postgres(found: BaseDatabaseWrapper) -> bool:
@@ -147,5 +158,5 @@ def renew(
 
 def last_seq(run_id: int) -> int:
     """The highest stored seq of a run, 0 when it has no event."""
-    rows = RunEvent.objects.using(workers.database()).filter(run_id=run_id)
+    rows = RunEvent.objects.using(database()).filter(run_id=run_id)
     return rows.order_by("-seq").values_list("seq", flat=True).first() or 0

@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import DatabaseError, InterfaceError, connections, router
+from django.db import DatabaseError, InterfaceError, connections
 
 from aguiapp import conf
-from aguiapp.models import RunEvent
+from aguiapp.store import sql
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,11 +21,6 @@ T = TypeVar("T")
 POOL_THREADS = 2
 
 _executors: dict[tuple[int, str], ThreadPoolExecutor] = {}
-
-
-def database() -> str:
-    """The alias of the database that holds the log; it is read where it is written."""
-    return router.db_for_write(RunEvent)
 
 
 def executor(name: str, threads: int = 1) -> ThreadPoolExecutor:
@@ -42,15 +37,13 @@ def _guarded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     try:
         return function(*args, **kwargs)
     except (DatabaseError, InterfaceError):
-        connection = connections[database()]
-        if not connection.in_atomic_block and not connection.is_usable():
-            connection.close()
+        sql.discard_if_broken()
         raise
 
 
 def submit(name: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     """Run `function` in the single thread called `name`."""
-    return executor(name).submit(_guarded, function, *args, **kwargs)
+    return executor(name).submit(lambda: _guarded(function, *args, **kwargs))
 
 
 async def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

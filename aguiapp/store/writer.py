@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -120,14 +120,8 @@ def commit(jobs: Sequence[Job]) -> list[Result]:
     try:
         return _commit_together(jobs)
     except (DatabaseError, InterfaceError, ValueError):
-        _discard_broken_connection()
+        sql.discard_if_broken()
         return [_commit_alone(job) for job in jobs]
-
-
-def _discard_broken_connection() -> None:
-    found = sql.connections[workers.database()]
-    if not found.in_atomic_block and not found.is_usable():
-        found.close()
 
 
 def _commit_together(jobs: Sequence[Job]) -> list[Result]:
@@ -152,7 +146,7 @@ def _commit_alone(job: Job) -> Result:
             have = sql.last_seq(job.run_id)
             sql.insert(found, [(job.run_id, [row for row in job.rows if row.seq > have])])
     except (OperationalError, InterfaceError) as error:
-        _discard_broken_connection()
+        sql.discard_if_broken()
         return Again(str(error))
     except (DatabaseError, ValueError) as error:
         return error
@@ -235,7 +229,9 @@ class Writer:
                 retry = True
                 lane.moved()
             else:
-                lane.give_up(result if isinstance(result, Exception) else RuntimeError(repr(result)))
+                lane.give_up(
+                    result if isinstance(result, Exception) else RuntimeError(repr(result))
+                )
         if retry:
             self._scheduled = True
             self._loop.call_later(RETRY_SECONDS, self._start)

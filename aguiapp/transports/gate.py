@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
@@ -32,9 +32,7 @@ async def respond(scope: dict[str, Any], body: bytes) -> HttpResponseBase:
         try:
             request, refused = django.create_request(scope, io.BytesIO(body))
             if request is None:
-                return refused
+                return cast(HttpResponseBase, refused)
             return await django.get_response_async(request)
         finally:
-            await sync_to_async(request_finished.send, thread_sensitive=True)(
-                sender=type(django)
-            )
+            await sync_to_async(request_finished.send, thread_sensitive=True)(sender=type(django))

@@ -40,9 +40,7 @@ class HttpConsumer(AsyncConsumer):
         async def receive_or_fail() -> Any:
             message = asyncio.ensure_future(receive())
             try:
-                await asyncio.wait(
-                    {message, self._failed}, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait({message, self._failed}, return_when=asyncio.FIRST_COMPLETED)
                 if self._failed.done():
                     self._failed.result()
                 return message.result()
@@ -83,19 +81,21 @@ class HttpConsumer(AsyncConsumer):
             self._failed.set_exception(error)
 
     async def _serve(self) -> None:
+        send: Any = self.base_send
         response = await gate.respond(dict(self.scope), bytes(self._body))
         self._body.clear()
         try:
             if isinstance(response, EventStream):
                 await self._stream(response)
             else:
-                await gate.handler().send_response(response, self.base_send)
+                await gate.handler().send_response(response, send)
         finally:
             response.close()
 
     async def _stream(self, response: EventStream) -> None:
         outlet = Outlet(self.base_send)
-        await outlet(_start(response))
+        start: Any = _start(response)
+        await outlet(start)
         try:
             async with contextlib.aclosing(response.source) as source:  # type: ignore[type-var]
                 async for chunk in source:
@@ -115,7 +115,7 @@ def _announced(scope: Any) -> int:
     return 0
 
 
-def _start(response: HttpResponseBase) -> dict[str, Any]:
+def _start(response: HttpResponseBase) -> Any:
     headers = [(name.lower().encode(), value.encode("latin1")) for name, value in response.items()]
     headers += [
         (b"set-cookie", cookie.output(header="").strip().encode())

@@ -12,7 +12,7 @@ from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 from django.http import HttpResponse
 
-from aguiapp import access, conf, engine, eventstream, protocol, store, views
+from aguiapp import access, conf, engine, eventstream, parameters, protocol, store, views
 from aguiapp.errors import AguiError, StreamAborted, TooLarge, Unparsable
 from aguiapp.transports import gate
 from aguiapp.transports.http import NO_LAYER
@@ -98,7 +98,7 @@ class RunConsumer(AsyncConsumer):
         await self.send({"type": "websocket.close", "code": code})
 
     async def _start(self, handshake: views.Handshake, text: str) -> engine.Started:
-        request = await views.parsed(
+        request = await parameters.parsed(
             handshake.request,
             handshake.identity,
             handshake.agent,
@@ -113,9 +113,7 @@ class RunConsumer(AsyncConsumer):
         for event in started.unlogged:
             await outlet({"type": "websocket.send", "text": protocol.dumps(event)})
         follower = views.follow_run(started)
-        recheck = functools.partial(
-            store.call, access.still_sees, identity, started.thread
-        )
+        recheck = functools.partial(store.call, access.still_sees, identity, started.thread)
         async for batch in eventstream.guarded(follower, recheck):
             for payload in batch.payloads if batch is not None else ():
                 await outlet({"type": "websocket.send", "text": payload})

@@ -4,23 +4,37 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='Order',
+            name="Order",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('number', models.PositiveIntegerField(unique=True)),
-                ('status', models.CharField(choices=[('paid', 'Paid'), ('shipped', 'Shipped'), ('delivered', 'Delivered')], default='paid', max_length=9)),
-                ('items', models.JSONField(default=list)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("number", models.PositiveIntegerField(unique=True)),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[
+                            ("paid", "Paid"),
+                            ("shipped", "Shipped"),
+                            ("delivered", "Delivered"),
+                        ],
+                        default="paid",
+                        max_length=9,
+                    ),
+                ),
+                ("items", models.JSONField(default=list)),
             ],
             options={
-                'ordering': ['number'],
+                "ordering": ["number"],
             },
         ),
     ]
