@@ -36,13 +36,13 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: pyproject.toml | $(BIN)/python
-	@echo "Installing aguiapp into $(VENV) (about half a minute) ..."
+	@echo "Installing aguiapp into $(VENV) (about a minute) ..."
 	@$(BIN)/python -m pip install -qq --editable .
 	@touch $@
 
 # Dependency groups need pip 25.1.
 $(VENV)/.dev: $(VENV)/.runtime
-	@echo "Installing the development tools (about a minute) ..."
+	@echo "Installing the development tools (another minute) ..."
 	@$(BIN)/python -m pip install -qq --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install -qq --group dev --editable ".[redis,binary,remote]"
 	@touch $@

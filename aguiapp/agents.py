@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+import jsonpatch
 from ag_ui.core import RunAgentInput
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -88,6 +89,12 @@ class RunContext:
     async def patch_state(self, operations: list[dict[str, Any]]) -> None:
         """Amend the state by JSON Patch, RFC 6902 (STATE_DELTA)."""
         await self.emit({"type": "STATE_DELTA", "delta": operations})
+
+    async def update_state(self, value: Any) -> None:
+        """Bring the state to `value` by the JSON Patch between the two; nothing when they agree."""
+        operations = jsonpatch.make_patch(self.state, value).patch
+        if operations:
+            await self.patch_state(operations)
 
     @asynccontextmanager
     async def message(

@@ -264,7 +264,8 @@ class Driver:
             return error.code, error.message
         if isinstance(error, protocol.ProtocolError):
             self._detail = str(error)
-            return "protocol_violation", f"The agent broke a rule of AG-UI: {error.rule}."
+            sentence = f"The agent broke a rule of AG-UI, {error.rule}: {error.message}"
+            return "protocol_violation", sentence[:500]
         if isinstance(error, LimitExceeded):
             return error.code, error.message
         self._detail = "".join(traceback.format_exception(error))

@@ -67,11 +67,6 @@ class Recorder:
         self._limits = conf.get()
         self._silent = True
         self._state_bound = 0
-        self._calls: set[str] = {
-            call["id"]
-            for message in folder.snapshot().messages
-            for call in message.get("toolCalls") or ()
-        }
 
     def feed(self, raw: Any) -> None:
         """Take one event of the agent in any form."""
@@ -83,6 +78,8 @@ class Recorder:
                 continue
             for event in self._expanded(checked.event):
                 self._take(event)
+        if self._upgrader.warnings:
+            self._note(self._upgrader.drain())
 
     def _expanded(self, event: Event) -> list[Event]:
         """The event without chunks; an error does not complete a call that chunks left open."""
@@ -104,6 +101,8 @@ class Recorder:
             self._fold_state(stamped, size)
         else:
             self.fold.feed(stamped)
+        if self.fold.warnings:
+            self._note(self.fold.drain())
         self.counts[kind] += 1
         self.events += 1
         self.bytes += size
@@ -163,11 +162,10 @@ class Recorder:
 
     def _check_new_call(self, event: Event) -> None:
         call = event["toolCallId"]
-        if call in self._calls:
+        if self.fold.has_tool_call(call):
             raise protocol.ProtocolError(
                 "repeated_call", f"tool call {call!r} is already part of this thread"
             )
-        self._calls.add(call)
 
     def _completed(self, event: Event) -> Event:
         """Name the calls that wait for a client: a late joiner cannot count them."""
@@ -199,6 +197,8 @@ class Recorder:
         """
         before, limit = self.fold.state, self._limits.STATE_BYTES
         self.fold.feed(event)
+        if any(found.kind == "patch_limit" for found in self.fold.warnings):
+            raise LimitExceeded("state_too_large", "One patch does more than is allowed.")
         self._state_bound += size
         copies = any(op.get("op") == "copy" for op in event.get("delta") or ())
         if self._state_bound <= limit and not copies:

@@ -1,0 +1,1 @@
+"""Real server processes on real sockets: what no test client can show."""

@@ -1,0 +1,19 @@
+"""The example's settings for server processes of the tests; `LIVE_SETTINGS` (JSON) overrides."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from project.settings import *  # noqa: F403
+from project.settings import MIDDLEWARE
+
+ROOT_URLCONF = "tests.live.urls"
+ALLOWED_HOSTS = ["*"]
+globals().update(json.loads(os.environ.get("LIVE_SETTINGS", "{}")))
+if os.environ.get("LIVE_HOST_MIDDLEWARE") == "1":
+    MIDDLEWARE = [
+        "django.middleware.gzip.GZipMiddleware",
+        "tests.live.middleware.host",
+        *MIDDLEWARE,
+    ]
