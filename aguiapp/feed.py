@@ -84,33 +84,32 @@ class Bell:
     def __init__(self) -> None:
         self.version = 0
         self.followers = 0
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: set[asyncio.Future[bool]] = set()
 
     def ring(self) -> None:
         """Wake everybody who waits."""
         self.version += 1
         for waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+            _answer(waiter, True)
 
     async def wait(self, seen: int, patience: float) -> bool:
         """Wait until the bell rang since `seen`; False when `patience` seconds passed instead."""
         if self.version != seen:
             return True
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(patience, waiter.cancel)
+        waiter: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_later(patience, _answer, waiter, False)
         self._waiting.add(waiter)
         try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.cancelled() and timer.when() <= loop.time() + 0.001:
-                return False
-            raise
+            return await waiter
         finally:
             timer.cancel()
             self._waiting.discard(waiter)
-        return True
+
+
+def _answer(waiter: asyncio.Future[bool], rang: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(rang)
 
 
 class Tail:
@@ -158,6 +157,7 @@ class Feed:
         self.bells: dict[int, Bell] = {}
         self.closing = False
         self._hints = Hints(self)
+        self._poller: asyncio.Task[None] | None = None
 
     def open_tail(self, thread: Thread, run: Run) -> Tail:
         """The tail of a run that this process drives."""
@@ -178,6 +178,8 @@ class Feed:
         bell.followers += 1
         if bell.followers == 1:
             self._hints.join(thread_id)
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.get_running_loop().create_task(self._poll())
         try:
             yield bell
         finally:
@@ -185,6 +187,25 @@ class Feed:
             if not bell.followers:
                 del self.bells[thread_id]
                 self._hints.leave(thread_id)
+
+    async def _poll(self) -> None:
+        """Look at the table for all followed threads together: hints from elsewhere may be lost.
+
+        A thread seen for the first time is rung once, so that nothing can fall between a
+        follower's first read and the first look.
+        """
+        seen: dict[int, store.Mark | None] = {}
+        while self.bells and not self.closing:
+            await asyncio.sleep(conf.get().POLL_SECONDS)
+            try:
+                marks = await store.call(store.marks, list(self.bells))
+            except Exception as error:  # the database is away; the next look may find it
+                logger.warning("the log could not be polled: %s", error)
+                continue
+            for thread_id, bell in self.bells.items():
+                if thread_id not in seen or seen[thread_id] != marks.get(thread_id):
+                    bell.ring()
+            seen = {thread_id: marks.get(thread_id) for thread_id in self.bells}
 
     def close(self) -> None:
         """End every follower of this loop: the server stops."""
@@ -231,9 +252,8 @@ class Hints:
             again = True
             while again:
                 self._sending[thread_id] = False
-                await self._layer.group_send(
-                    group(thread_id), {"type": "aguiapp.hint"} | {"thread": thread_id}
-                )
+                hint = {"type": "aguiapp.hint", "thread": thread_id}
+                await self._layer.group_send(group(thread_id), hint)
                 again = self._sending[thread_id]
         finally:
             self._sending.pop(thread_id, None)
@@ -317,22 +337,22 @@ class Follower:
         loop = asyncio.get_running_loop()
         quiet_since = loop.time()
         with feed.listening(self._thread.pk) as bell:
-            while not feed.closing:
+            while True:
                 seen = bell.version
-                for batch in await self._next(feed):
+                batches = await self._next(feed)
+                for batch in batches:
                     self._advance(batch)
                     quiet_since = loop.time()
                     yield batch
                     if self.finished:
                         return
-                if bell.version != seen or feed.closing:
+                if batches or bell.version != seen:
                     continue
-                left = quiet_since + idle - loop.time()
-                if left <= 0:
+                if feed.closing:
+                    return
+                if not await bell.wait(seen, max(0.0, quiet_since + idle - loop.time())):
                     quiet_since = loop.time()
                     yield None
-                else:
-                    await bell.wait(seen, min(left, self._patience(feed)))
 
     async def read(self, limit: int) -> list[Batch]:
         """What is stored behind the position now, up to `limit` events."""
@@ -347,12 +367,6 @@ class Follower:
                 count += len(batch.payloads)
             found += batches
         return found
-
-    def _patience(self, feed: Feed) -> float:
-        """A run driven here announces everything; for all else the table is asked again."""
-        if self._current is not None and self._current in feed.tails:
-            return 3600.0
-        return conf.get().POLL_SECONDS
 
     def _advance(self, batch: Batch) -> None:
         self.position = batch.last

@@ -40,6 +40,8 @@ def endpoint(*methods: str) -> Callable[[View], Callable[..., Any]]:
         async def served(request: HttpRequest, **kwargs: Any) -> HttpResponseBase:
             if request.method not in methods:
                 return refusal(MethodNotAllowed(details={"allowed": list(methods)}))
+            if isinstance(request, ASGIRequest):
+                engine.current().wake()
             try:
                 identity = await access.identify(request)
                 return await view(request, identity, **kwargs)
@@ -220,7 +222,6 @@ async def thread_stream(
     """Resume or watch: every event behind a cursor, then live; `?run=` ends with that run."""
     if not isinstance(request, ASGIRequest):
         raise NeedsAsgi
-    engine.current().wake()
     thread = await store.call(access.find, identity, key, "see")
     cursor = request.headers.get("Last-Event-ID") or request.GET.get("after") or ""
     after = await store.call(parameters.position, thread, cursor)

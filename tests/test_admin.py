@@ -512,6 +512,28 @@ def test_a_missing_row_is_no_event(web: Client, run: Run) -> None:
     assert len(web.get(pages(run)["replay_events"]).json()["events"]) == run.last_seq - 1
 
 
+def test_a_state_deeper_than_json_goes_is_refused_and_the_page_stays(
+    web: Client, thread: Thread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folds, "STRIDE", 1)
+    nest: Any = {}
+    for _ in range(90):
+        nest = {"a": nest}
+    deltas = [
+        {
+            "type": "STATE_DELTA",
+            "delta": [{"op": "add", "path": "/a" * (90 * n + 1), "value": nest}],
+        }
+        for n in range(120)
+    ]
+    run = make_run(thread, "deep", texts(deltas))
+    assert web.get(pages(run)["replay"]).status_code == 200
+    response = web.get(pages(run)["replay_at"], {"seq": run.last_seq})
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal")
+    assert web.get(pages(run)["replay_at"], {"seq": 2}).status_code == 200
+    assert len(web.get(pages(run)["replay_events"]).json()["events"]) == run.last_seq
+
+
 def test_a_page_can_hold_any_text() -> None:
     assert cells.block("half \ud83d and \0") == (
         '<pre class="agui-pre">half \\ud83d and \\u0000</pre>'

@@ -46,8 +46,11 @@ class Memory:
         return found
 
     def keep(self, thread: Thread, found: store.ThreadSnapshot) -> None:
-        """Remember the fold as it is now."""
-        packed = pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
+        """Remember the fold as it is now, unless it is too large or too deep."""
+        try:
+            packed = pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
+        except RecursionError:
+            return
         if len(packed) > FOLD_BYTES:
             return
         with self._lock:

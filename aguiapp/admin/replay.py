@@ -28,6 +28,11 @@ def answer(data: Any, status: int = 200) -> HttpResponse:
     return HttpResponse(json.dumps(data), status=status, content_type="application/json")
 
 
+def refusal(error: errors.AguiError) -> HttpResponse:
+    """The error as JSON."""
+    return answer(error.as_dict(), status=error.status)
+
+
 def number(request: HttpRequest, name: str, default: int, low: int, high: int) -> int:
     """A whole number of the query, within its bounds."""
     given = request.GET.get(name)
@@ -119,7 +124,7 @@ def page(request: HttpRequest, run: Run, site: str) -> dict[str, Any]:
         "last": last,
         "badge": cells.badge(run.status, run.error_code),
         "plain_rows": [rows.line(row) | {"created": row.created} for row in first],
-        "plain_state": cells.pretty(folds.at(run, last).folder.state) if cheap else None,
+        "plain_state": plain_state(run, last) if cheap else None,
         "config": {
             "events": reverse("admin:aguiapp_run_replay_events", args=[run.pk], current_app=site),
             "at": reverse("admin:aguiapp_run_replay_at", args=[run.pk], current_app=site),
@@ -129,6 +134,14 @@ def page(request: HttpRequest, run: Run, site: str) -> dict[str, Any]:
             "text": texts(),
         },
     }
+
+
+def plain_state(run: Run, last: int) -> str:
+    """The final state for browsers without JavaScript."""
+    try:
+        return cells.pretty(folds.at(run, last).folder.state)
+    except RecursionError:
+        return _("nested too deeply to be shown")
 
 
 def texts() -> dict[str, str]:

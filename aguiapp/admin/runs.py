@@ -71,7 +71,10 @@ def json_page(
         try:
             return replay.answer(view(self, request, pk))
         except errors.AguiError as error:
-            return replay.answer(error.as_dict(), status=error.status)
+            return replay.refusal(error)
+        except RecursionError:
+            # Patches can build a state deeper than any JSON encoder goes.
+            return replay.refusal(errors.AguiError("This is nested too deeply to be shown."))
 
     return answering
 

@@ -12,7 +12,7 @@ from aguiapp import agents, conf, feed, protocol, store
 from aguiapp.engine import history, recovery
 from aguiapp.engine.driver import Driver, Prepared
 from aguiapp.engine.runtime import Engine, current
-from aguiapp.errors import BadCursor
+from aguiapp.errors import BadCursor, Draining
 from aguiapp.models import Command, Run, Thread
 
 __all__ = ["Engine", "Request", "Started", "cancel", "current", "run_now", "start"]
@@ -50,6 +50,8 @@ async def start(request: Request) -> Started:
     Whoever asked may go away at any moment: what was begun is finished.
     """
     engine = current()
+    if engine.draining:
+        raise Draining
     engine.wake()
     agent = agents.get(request.agent)
     await agent.check_ready()

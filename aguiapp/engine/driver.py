@@ -7,6 +7,7 @@ import logging
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,8 +169,9 @@ class Driver:
             emitter=self,
         )
         try:
-            async for event in self._prepared.agent.events(run):
-                await self.emit(event)
+            async with aclosing(self._prepared.agent.events(run)) as events:
+                async for event in events:
+                    await self.emit(event)
         except BaseException as error:
             self._failure = error
         finally:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from aguiapp import conf, feed, store
 from aguiapp.engine import recovery
 from aguiapp.engine.driver import Driver
-from aguiapp.errors import Draining, Fenced
+from aguiapp.errors import Fenced
 from aguiapp.models import Command, Run
 
 logger = logging.getLogger("aguiapp.engine")
@@ -108,9 +108,7 @@ class Engine:
 
     def wake(self) -> None:
         """Start what every serving process does: sweep, and listen for SIGTERM."""
-        if self.draining:
-            raise Draining
-        if conf.get().WRITER == "inline":
+        if self.draining or conf.get().WRITER == "inline":
             return
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = self.spawn(self._sweep(), "aguiapp sweeper")

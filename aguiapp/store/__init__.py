@@ -5,11 +5,13 @@ Everything here is synchronous and blocks on the database; `call` takes it off t
 
 from aguiapp.store.inputs import digest, rebuild as rebuild_input
 from aguiapp.store.reads import (
+    Mark,
     Stored,
     ThreadSnapshot,
     active_run,
     end_position,
     last_seq,
+    marks,
     pages,
     placed_runs,
     read,
@@ -42,6 +44,7 @@ __all__ = [
     "Abandoned",
     "Ending",
     "Lane",
+    "Mark",
     "Opened",
     "Opening",
     "Row",
@@ -60,6 +63,7 @@ __all__ = [
     "executor",
     "finish",
     "last_seq",
+    "marks",
     "open_interrupts",
     "open_run",
     "pages",

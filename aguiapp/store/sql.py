@@ -53,11 +53,16 @@ def is_postgres(found: BaseDatabaseWrapper) -> bool:
 
 
 @contextmanager
-def writing(found: BaseDatabaseWrapper) -> Iterator[None]:
-    """A write transaction: it never waits long for a foreign lock, and never upgrades one."""
+def writing(found: BaseDatabaseWrapper, *, waits: bool = True) -> Iterator[None]:
+    """A write transaction: it never waits long for a foreign lock, and never upgrades one.
+
+    `waits=False` is for transactions that skip locked rows and need no time limit.
+    """
     if is_postgres(found):
-        with transaction.atomic(using=found.alias), found.cursor() as cursor:
-            cursor.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        with transaction.atomic(using=found.alias):
+            if waits:
+                with found.cursor() as cursor:
+                    cursor.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
             yield
         return
     # A deferred transaction that reads before it writes fails at once with "database is

@@ -126,7 +126,7 @@ def commit(jobs: Sequence[Job]) -> list[Result]:
 
 def _commit_together(jobs: Sequence[Job]) -> list[Result]:
     found = sql.connection()
-    with sql.writing(found):
+    with sql.writing(found, waits=False):
         held = sql.held(found, [(job.run_id, job.token) for job in jobs])
         sql.insert(found, [(job.run_id, job.rows) for job in jobs if job.run_id in held])
     return [None if job.run_id in held else _commit_alone(job) for job in jobs]
@@ -136,7 +136,7 @@ def _commit_alone(job: Job) -> Result:
     """One run by itself, so that an innocent run never sees another's failure."""
     try:
         found = sql.connection()
-        with sql.writing(found):
+        with sql.writing(found, waits=False):
             if not sql.held(found, [(job.run_id, job.token)]):
                 standing = Run.objects.using(found.alias).filter(
                     pk=job.run_id, lease_token=job.token

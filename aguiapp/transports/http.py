@@ -94,8 +94,7 @@ class HttpConsumer(AsyncConsumer):
 
     async def _stream(self, response: EventStream) -> None:
         outlet = Outlet(self.base_send)
-        start: Any = _start(response)
-        await outlet(start)
+        await outlet(_start(response))
         try:
             async with contextlib.aclosing(response.source) as source:  # type: ignore[type-var]
                 async for chunk in source:
@@ -105,7 +104,7 @@ class HttpConsumer(AsyncConsumer):
                 return
             raise
         outlet.release()
-        await self.base_send({"type": "http.response.body", "body": b""})
+        await outlet({"type": "http.response.body", "body": b""})
 
 
 def _announced(scope: Any) -> int:

@@ -56,12 +56,12 @@ class Command(BaseCommand):
         """Make the logins; the password when it was set now, None when it was kept."""
         given = os.environ.get("DEMO_PASSWORD")
         password = given or secrets.token_urlsafe(9)
-        fresh = False
+        fresh = bool(given)
         for name, staff in (("demo1", False), ("demo2", False), ("admin", True)):
             user, created = User.objects.get_or_create(
                 username=name, defaults={"is_staff": staff, "is_superuser": staff}
             )
-            if created or given:
+            if created or (given and not user.check_password(given)):
                 user.set_password(password)
                 user.save()
                 fresh = True
