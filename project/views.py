@@ -48,9 +48,10 @@ def threads(request: HttpRequest) -> QuerySet[Any]:
 
 
 def opening(payload: str | None) -> str:
-    """The beginning of a stored message, where that is text."""
-    content = json.loads(payload)["content"] if payload else ""
-    return Truncator(content).chars(60) if isinstance(content, str) else ""
+    """The beginning of a stored message, where that is text; lone surrogates become "?"."""
+    content = json.loads(payload).get("content") if payload else None
+    text = content if isinstance(content, str) else ""
+    return Truncator(text.encode(errors="replace").decode()).chars(60)
 
 
 def uuid_or_404(text: str) -> UUID:

@@ -6,12 +6,17 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from django.test import AsyncClient
 
-from aguiapp import access, agents, engine, protocol, store
+from aguiapp import access, agents, engine, feed, protocol, store
+from aguiapp.errors import StreamAborted
 from aguiapp.models import Run, RunEvent, Thread
+
+#: The module; the package has a function of that name.
+writer = import_module("aguiapp.store.writer")
 
 #: Nothing here takes so long unless it hangs.
 SECONDS = 20.0
@@ -154,16 +159,9 @@ class Stream:
             try:
                 async for chunk in self.source:
                     self.raw += chunk
-            except engine_aborted():
+            except StreamAborted:
                 aborted = True
         return Reply(self.response, self.raw, aborted=aborted)
-
-
-def engine_aborted() -> type[Exception]:
-    """What a stream raises that must not end cleanly."""
-    from aguiapp.errors import StreamAborted
-
-    return StreamAborted
 
 
 class Person:
@@ -268,8 +266,6 @@ async def events_of(run: Run) -> list[Event]:
 
 async def follow(thread: Thread, after: int = 0, run: Run | None = None) -> AsyncIterator[str]:
     """The payloads a follower gives."""
-    from aguiapp import feed
-
     async for batch in feed.Follower(thread, after, run).batches(SECONDS):
         for payload in batch.payloads if batch is not None else ():
             yield payload

@@ -15,7 +15,7 @@ from django.test import Client
 
 from aguiapp import RunError, engine
 from aguiapp.models import Run, Thread
-from project import scripted, settings
+from project import scripted, settings, views
 from project.management.commands import demo
 from project.models import Order
 
@@ -187,6 +187,19 @@ class TestPages:
             assert (">hi</a>" in page) is listed
             status = client.get(f"/chat/echo/?thread={thread.key}").status_code
             assert status == (200 if listed else 404)
+
+    @pytest.mark.parametrize(
+        ("payload", "title"),
+        [
+            (None, ""),
+            ('{"content": "a\\ud800b"}', "a?b"),
+            ('{"content": [{"type": "image"}]}', ""),
+            ('{"role": "assistant"}', ""),
+            (json.dumps({"content": "x" * 100}), "x" * 59 + "…"),
+        ],
+    )
+    def test_threads_are_called_by_what_was_said(self, payload: str | None, title: str) -> None:
+        assert views.opening(payload) == title
 
     @pytest.mark.parametrize("path", ["/chat/nobody/", "/chat/echo/?thread=1"])
     def test_what_is_not_there_is_404(self, client: Client, user: User, path: str) -> None:

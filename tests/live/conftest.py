@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.servers import ada, all_servers, kind, own_server, server, servers
+from tests.live.servers import ada, all_servers, impatient, kind, own_server, server, servers
 
-__all__ = ["ada", "all_servers", "kind", "own_server", "server", "servers"]
+__all__ = ["ada", "all_servers", "impatient", "kind", "own_server", "server", "servers"]
 
 HERE = Path(__file__).parent
 

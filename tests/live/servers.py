@@ -224,7 +224,9 @@ class Reader:
 
     def wait(self, predicate: Callable[[Reader], Any], timeout: float = DEADLINE) -> Reader:
         """Wait until the predicate holds for what was read."""
-        until(lambda: predicate(self), timeout, f"{self.status} {bytes(self.raw[-300:])!r} {self.end}")
+        until(
+            lambda: predicate(self), timeout, f"{self.status} {bytes(self.raw[-300:])!r} {self.end}"
+        )
         return self
 
     def opened(self) -> Reader:
@@ -302,7 +304,9 @@ class Person:
         other.server, other.token, other.headers = server, self.token, self.headers
         return other
 
-    def post(self, agent: str, given: dict[str, Any], path: str = "/agui", **headers: str) -> Reader:
+    def post(
+        self, agent: str, given: dict[str, Any], path: str = "/agui", **headers: str
+    ) -> Reader:
         """Post a run input and read the stream."""
         url = self.server.url(f"{path}/agents/{agent}/")
         return Reader("POST", url, json=given, headers={**self.headers, **headers})
@@ -438,6 +442,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 def server(servers: Servers, kind: str, database_url: str) -> Server:
     """A server with the example's settings, shared with other tests."""
     return servers.shared(kind, database_url)
+
+
+@pytest.fixture
+def impatient(servers: Servers, kind: str, database_url: str) -> Server:
+    """A shared server with small limits."""
+    limits = {"STALL_SECONDS": 1, "HEARTBEAT_SECONDS": 0.3, "INPUT_BYTES": 100_000}
+    return servers.shared(kind, database_url, "impatient", overrides={"AGUIAPP": limits})
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ import json
 import os
 
 from project.settings import *  # noqa: F403
-from project.settings import MIDDLEWARE
+from project.settings import INSTALLED_APPS, MIDDLEWARE
 
 ROOT_URLCONF = "tests.live.urls"
 ALLOWED_HOSTS = ["*"]
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.live"]
 globals().update(json.loads(os.environ.get("LIVE_SETTINGS", "{}")))
 if os.environ.get("LIVE_HOST_MIDDLEWARE") == "1":
     MIDDLEWARE = [

@@ -64,10 +64,23 @@ def test_stop_from_another_process(
     assert took < 1.2
     rows = stored(reader.run)
     check_cancelled(reader, rows)
-    if flavour == "ignores":
-        until(lambda: Run.objects.get(key=reader.run).findings, 5, "what came late is a finding")
     assert stored(reader.run) == rows
     assert "late" not in "".join(rows)
+
+
+@pytest.mark.parametrize("agent", ["stubborn", "plodding"])
+def test_an_agent_that_does_not_listen_is_not_heard_again(ada: Person, agent: str) -> None:
+    reader = ada.run(agent, "go", "deaf").events(3)
+    started = time.monotonic()
+    assert ada.cancel(reader).json()["status"] == "cancelled"
+    assert time.monotonic() - started < 1
+    rows = stored(reader.run)
+    check_cancelled(reader, rows)
+    again = ada.run("echo", "next", "deaf").done()
+    assert again.last["type"] == "RUN_FINISHED"
+    if agent == "stubborn":
+        until(lambda: Run.objects.get(key=reader.run).findings, 6, "what came late is a finding")
+    assert stored(reader.run) == rows
 
 
 def test_two_stops_at_once_agree(ada: Person) -> None:
@@ -79,7 +92,9 @@ def test_two_stops_at_once_agree(ada: Person) -> None:
 
 
 def test_an_agent_that_blocks_the_loop_is_ended_when_it_lets_go(ada: Person) -> None:
-    reader = ada.play(*said(delta("x"), {"$sleep": 0.2}, {"$block_s": 1.5}, delta("late"))).events(3)
+    reader = ada.play(*said(delta("x"), {"$sleep": 0.2}, {"$block_s": 1.5}, delta("late"))).events(
+        3
+    )
     time.sleep(0.4)
     answer = ada.cancel(reader)
     assert answer.json()["status"] in ("cancelled", "success")

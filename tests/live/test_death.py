@@ -26,6 +26,7 @@ from tests.live.servers import (
     trickle,
     until,
 )
+from tests.live.test_sockets import drained
 
 #: Events that the client has got when its server is killed.
 MOMENTS = (0, 1, 2, 40, 400)
@@ -109,7 +110,7 @@ def test_sigterm_ends_a_run_legally_and_lets_it_clean_up(own_server: Server, use
         socket.send(json.dumps(given))
         frames = [socket.recv() for _ in range(20)]
         took = own_server.terminate()
-        frames += list(socket)
+        frames += drained(socket)
         assert socket.close_code == 1000
     assert took < 10
     for follower in (reader, watcher, resuming):
@@ -156,7 +157,10 @@ def test_a_stopping_server_takes_no_new_run(own_server: Server, user: User) -> N
 
 def test_an_agent_that_ignores_the_shutdown_is_ended_too(own_server: Server, user: User) -> None:
     person = Person(own_server, user)
-    stubborn = [{"$on_cancel": [{"$sleep": 60}, *said(delta("late"))]}, *said(delta(), {"$hang": True})]
+    stubborn = [
+        {"$on_cancel": [{"$sleep": 60}, *said(delta("late"))]},
+        *said(delta(), {"$hang": True}),
+    ]
     reader = person.play(*stubborn).events(3)
     assert own_server.terminate() < 10
     assert (reader.done().end, reader.last["code"]) == ("clean", "shutdown")

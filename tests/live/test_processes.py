@@ -11,7 +11,9 @@ from django.contrib.auth.models import User
 from tests.live.servers import Person, Reader, Servers, delta, ended, said, stored, trickle
 
 
-def pair(servers: Servers, database_url: str, user: User, **options: object) -> tuple[Person, Person]:
+def pair(
+    servers: Servers, database_url: str, user: User, **options: object
+) -> tuple[Person, Person]:
     name = "redis" if options else ""
     here = Person(servers.shared("daphne", database_url, name, **options), user)
     return here, here.at(servers.shared("uvicorn", database_url, name, **options))

@@ -156,9 +156,7 @@ def only_run(thread: str) -> Run:
     return run
 
 
-def test_a_reader_who_does_not_read_holds_little_memory(
-    own_server: Server, user: User
-) -> None:
+def test_a_reader_who_does_not_read_holds_little_memory(own_server: Server, user: User) -> None:
     person = Person(own_server, user)
     warm = unread(own_server, person, 32, "warm")
     ended(str(only_run("warm").key))
@@ -185,11 +183,8 @@ def test_a_reader_who_does_not_read_holds_little_memory(
     assert growth < 25
 
 
-def test_a_reader_who_stalls_is_cut(
-    servers: Servers, kind: str, database_url: str, user: User
-) -> None:
-    options = {"overrides": {"AGUIAPP": {"STALL_SECONDS": 1}}}
-    server = servers.shared(kind, database_url, "impatient", **options)
+def test_a_reader_who_stalls_is_cut(impatient: Server, user: User) -> None:
+    server = impatient
     person = Person(server, user)
     person.run("echo", "warm").done()
     before = server.inside()["fds"]
@@ -201,12 +196,8 @@ def test_a_reader_who_stalls_is_cut(
     assert not drain(client).endswith(b"0\r\n\r\n")
 
 
-def test_a_stream_is_cut_when_its_reader_may_see_no_more(
-    servers: Servers, kind: str, database_url: str, user: User
-) -> None:
-    options = {"overrides": {"AGUIAPP": {"HEARTBEAT_SECONDS": 0.3, "STALL_SECONDS": 1}}}
-    server = servers.shared(kind, database_url, "strict", **options)
-    person = Person(server, user)
+def test_a_stream_is_cut_when_its_reader_may_see_no_more(impatient: Server, user: User) -> None:
+    person = Person(impatient, user)
     reader = person.play(*said(trickle(400, 0.01))).events(5)
     user.is_active = False
     user.save()

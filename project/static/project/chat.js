@@ -58,7 +58,7 @@ async function stop() {
 // Follows the thread from the last cursor, through lost connections, until the next own run.
 async function watch() {
   const { signal } = (watching = new AbortController());
-  for (let pause = 500; !signal.aborted; pause = Math.min(pause * 2, 10_000)) {
+  for (let pause = 500; !signal.aborted; pause = Math.min(pause * 2, 3000)) {
     try {
       if (!cursor) await load(signal);
       const after = encodeURIComponent(cursor);
