@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
@@ -59,8 +60,14 @@ def close() -> None:
     """End the threads of this process and close their connections."""
     for (pid, name), pool in list(_executors.items()):
         if pid == os.getpid():
-            threads = getattr(pool, "_max_workers", 1)
-            for done in [pool.submit(connections.close_all) for _ in range(threads)]:
+            together = threading.Barrier(pool._max_workers)
+            for done in [pool.submit(_let_go, together) for _ in range(together.parties)]:
                 done.result()
             pool.shutdown(wait=True)
         _executors.pop((pid, name), None)
+
+
+def _let_go(together: threading.Barrier) -> None:
+    """Close this thread's connections; nobody goes on before every thread of the pool came."""
+    together.wait(timeout=10)
+    connections.close_all()

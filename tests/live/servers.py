@@ -67,10 +67,11 @@ class Server:
         self.kind = kind
         self.port = free_port()
         self.log = log
+        where = str(self.port)
+        quiet = ["--log-level", "warning", "--no-server-header"]
         command = {
-            "daphne": ["daphne", "-b", "127.0.0.1", "-p", str(self.port), "--no-server-name"],
-            "uvicorn": ["uvicorn", "--host", "127.0.0.1", "--port", str(self.port)]
-            + ["--log-level", "warning", "--no-server-header"],
+            "daphne": ["daphne", "-b", "127.0.0.1", "-p", where, "--no-server-name"],
+            "uvicorn": ["uvicorn", "--host", "127.0.0.1", "--port", where, *quiet],
         }[kind]
         env = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
         with log.open("ab") as output:
@@ -274,6 +275,7 @@ class Reader:
     @property
     def last(self) -> dict[str, Any]:
         """The last event."""
+        assert self.payloads, (self.status, bytes(self.raw[:1000]))
         event: dict[str, Any] = json.loads(self.payloads[-1])
         return event
 

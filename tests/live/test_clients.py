@@ -16,7 +16,7 @@ from project.management.commands import demo
 from project.models import Order
 from tests.live.servers import Person, stored
 
-ASKED = {
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "echo": ("one two", {}),
     "counter": ("go", {"n": 3}),
     "support": ("Where is order 1001?", {}),

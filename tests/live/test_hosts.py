@@ -12,7 +12,7 @@ from django.middleware.csrf import _get_new_csrf_string
 from django.test import Client
 
 from project.management.commands import demo
-from tests.live.servers import MOUNTED, PLAIN, Person, Server, Servers, stored
+from tests.live.servers import MOUNTED, PLAIN, Person, Server, Servers, new_id, stored
 
 HOST = {"LIVE_HOST_MIDDLEWARE": "1"}
 #: What must be the same; what a server adds on its own (date, server) may differ.
@@ -92,7 +92,7 @@ def requests(user: User, person: Person) -> dict[str, dict[str, Any]]:
         "maintenance": post(**bearer, **{"X-Maintenance": "1"}),
         "maintenance of a stream": {
             "method": "GET",
-            "url": f"/agui/threads/{demo.uuid.uuid4()}/stream",
+            "url": f"/agui/threads/{new_id()}/stream",
             "headers": {**bearer, "X-Maintenance": "1"},
         },
         "GET of an agent": {"method": "GET", "url": "/agui/agents/echo/", "headers": bearer},
@@ -113,7 +113,7 @@ def requests(user: User, person: Person) -> dict[str, dict[str, Any]]:
         },
         "unknown thread": {
             "method": "GET",
-            "url": f"/agui/threads/{demo.uuid.uuid4()}/stream",
+            "url": f"/agui/threads/{new_id()}/stream",
             "headers": bearer,
         },
         "without the slash": {**agent, "url": "/agui/agents/echo", "headers": bearer},
@@ -180,7 +180,7 @@ def test_a_client_that_takes_gzip_can_read_the_stream(
     assert page.text.splitlines() == reader.logged
 
 
-PREFIXES = {
+PREFIXES: dict[str, dict[str, Any]] = {
     "setting": {"overrides": {"FORCE_SCRIPT_NAME": "/shop"}},
     "server": {"arguments": ("--root-path", "/shop")},
 }

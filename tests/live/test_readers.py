@@ -9,7 +9,7 @@ import struct
 import time
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection

@@ -56,7 +56,7 @@ def pages(ada: Person, thread: str, accept: str, limit: int = 700) -> list[str]:
         assert response.status_code == 200, response.text
         after = response.headers["AGUI-Next"]
         if accept == "application/json":
-            events = [json.loads(e) for e in [response.text]][0]["events"]
+            events = json.loads(response.text)["events"]
             texts = [json.dumps(e, ensure_ascii=False, separators=(",", ":")) for e in events]
             assert response.text == f'{{"events":[{",".join(texts)}],"next":"{after}"}}'
         else:
