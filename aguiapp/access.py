@@ -118,7 +118,7 @@ async def bearer_user(request: HttpRequest) -> AbstractBaseUser | None:
         return None
     try:
         claim = signing.loads(token.strip(), salt=TOKEN_SALT)
-        user = await get_user_model()._default_manager.aget(pk=claim["u"])
+        user = await store.call(get_user_model()._default_manager.get, pk=claim["u"])
         expires, mark = int(claim["e"]), str(claim["p"])
     except (signing.BadSignature, get_user_model().DoesNotExist, ValidationError) as error:
         raise Unauthenticated("The bearer token is not valid.") from error

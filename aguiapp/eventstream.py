@@ -27,8 +27,13 @@ Recheck = Callable[[], Awaitable[bool]]
 class EventStream(StreamingHttpResponse):
     """A response that streams; `source` yields its bytes to whoever serves it."""
 
-    def __init__(self, source: AsyncIterator[bytes], headers: dict[str, str]) -> None:
-        super().__init__(source, content_type=CONTENT_TYPE, headers={**HEADERS, **headers})
+    def __init__(
+        self,
+        source: AsyncIterator[bytes],
+        headers: dict[str, str],
+        content_type: str = CONTENT_TYPE,
+    ) -> None:
+        super().__init__(source, content_type=content_type, headers={**HEADERS, **headers})
         self.source = source
 
 
@@ -67,3 +72,28 @@ async def sse(
     if not resumes:
         raise StreamAborted
     yield f": aguiapp.resume {follower.cursor}\n\n".encode()
+
+
+async def document(
+    follower: feed.Follower, recheck: Recheck, *, unlogged: Sequence[dict[str, Any]] = ()
+) -> AsyncIterator[bytes]:
+    """One JSON document of a run, `{"events": [...]}`, written as the run goes.
+
+    Streamed so that a request that waits for a long run holds no thread and no connection; an
+    idle one gets white space, which JSON allows between values.
+    """
+    counted = f'"unlogged":{len(unlogged)},' if unlogged else ""
+    yield f'{{{counted}"events":['.encode()
+    before = ""
+    if unlogged:
+        yield ",".join(protocol.dumps(event) for event in unlogged).encode()
+        before = ","
+    async for batch in guarded(follower, recheck):
+        if batch is None:
+            yield b" "
+        else:
+            yield (before + ",".join(batch.payloads)).encode()
+            before = ","
+    if not follower.finished:
+        raise StreamAborted
+    yield b"]}"

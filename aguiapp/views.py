@@ -83,52 +83,23 @@ async def agent_run(
         raise NeedsAsgi
     posted = await parameters.parsed(request, identity, agent, mode=wants, transport="http")
     started = await engine.start(posted)
-    if wants == "json":
-        return await _document(started)
-    follower = follow_run(started)
-    headers = headers_of(started)
-    if inline:
-        body = b"".join([chunk async for chunk in _stored_sse(started, follower)])
-        return HttpResponse(
-            body,
-            content_type=eventstream.CONTENT_TYPE,
-            headers={**eventstream.HEADERS, **headers},
-        )
     recheck = functools.partial(_still_sees, identity, started.thread)
-    source = eventstream.sse(
-        follower,
-        recheck,
-        unlogged=started.unlogged,
-        resumes=request.headers.get("AGUI-Resume") == "1",
-    )
-    return eventstream.EventStream(source, headers)
-
-
-async def _stored_sse(started: engine.Started, follower: feed.Follower) -> Any:
-    """The whole stream of a run that was driven to its end before the response began."""
-    yield eventstream.OPENING
-    for event in started.unlogged:
-        yield protocol.encode_sse(event)
-    for batch in await follower.read(conf.get().RUN_EVENTS):
-        yield batch.sse
-
-
-async def _document(started: engine.Started) -> HttpResponse:
-    """One JSON document once the run has ended: `{"events": […]}`."""
-    events = [protocol.dumps(event) for event in started.unlogged]
-    follower = follow_run(started)
-    if conf.get().WRITER == "inline":
-        for stored in await follower.read(conf.get().RUN_EVENTS):
-            events += stored.payloads
+    follower, unlogged = follow_run(started), started.unlogged
+    if wants == "json":
+        source = eventstream.document(follower, recheck, unlogged=unlogged)
+        content_type = "application/json"
     else:
-        async for batch in follower.batches(conf.get().HEARTBEAT_SECONDS):
-            events += batch.payloads if batch is not None else ()
-    extra = f',"unlogged":{len(started.unlogged)}' if started.unlogged else ""
-    return HttpResponse(
-        f'{{"events":[{",".join(events)}]{extra}}}',
-        content_type="application/json",
-        headers=headers_of(started),
-    )
+        resumes = request.headers.get("AGUI-Resume") == "1"
+        source = eventstream.sse(follower, recheck, unlogged=unlogged, resumes=resumes)
+        content_type = eventstream.CONTENT_TYPE
+    stream = eventstream.EventStream(source, headers_of(started), content_type)
+    return await _whole(stream) if inline else stream
+
+
+async def _whole(stream: eventstream.EventStream) -> HttpResponse:
+    """The stream of a run that was driven to its end before the response began, as one body."""
+    body = b"".join([chunk async for chunk in stream.source])
+    return HttpResponse(body, headers=dict(stream.items()))
 
 
 def follow_run(started: engine.Started) -> feed.Follower:

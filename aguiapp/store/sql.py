@@ -117,7 +117,9 @@ def _copy(found: BaseDatabaseWrapper, batches: Iterable[tuple[int, Sequence[Row]
         for seq, code, payload, created in rows
     ]
     table = RunEvent._meta.db_table
+    # What COPY raises at its end passes Django's cursor unseen; the caller knows Django's errors.
     with (
+        found.wrap_database_errors,
         found.cursor() as cursor,
         cursor.copy(f"COPY {table} (run_id, seq, type, payload, created) FROM STDIN") as copy,
     ):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from django.db import DatabaseError, InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError
 
 from aguiapp import conf
 from aguiapp.errors import Fenced
@@ -119,7 +119,7 @@ def commit(jobs: Sequence[Job]) -> list[Result]:
     """Write the rows of many runs; for each job None, Again, Fenced or its own error."""
     try:
         return _commit_together(jobs)
-    except (DatabaseError, InterfaceError, ValueError):
+    except Exception:  # whatever one run's rows did, the others are written without them
         sql.discard_if_broken()
         return [_commit_alone(job) for job in jobs]
 
@@ -148,7 +148,7 @@ def _commit_alone(job: Job) -> Result:
     except (OperationalError, InterfaceError) as error:
         sql.discard_if_broken()
         return Again(str(error))
-    except (DatabaseError, ValueError) as error:
+    except Exception as error:  # this run's own: its driver is told, the others go on
         return error
     return None
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from functools import cache
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
@@ -19,6 +21,17 @@ def handler() -> ASGIHandler:
     return ASGIHandler()
 
 
+#: Requests inside the host's middleware at a time. Each may take a thread and a connection, and
+#: after a restart every reader comes back at once.
+AT_A_TIME = 16
+
+_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+def _turns() -> asyncio.Semaphore:
+    return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_A_TIME))
+
+
 async def respond(scope: dict[str, Any], body: bytes) -> HttpResponseBase:
     """The project's answer to a request, as Django itself would give it.
 
@@ -26,7 +39,7 @@ async def respond(scope: dict[str, Any], body: bytes) -> HttpResponseBase:
     a stream that lasts for hours holds neither.
     """
     django = handler()
-    async with ThreadSensitiveContext():
+    async with _turns(), ThreadSensitiveContext():
         set_script_prefix(get_script_prefix(scope))
         await request_started.asend(sender=type(django), scope=scope)
         try:

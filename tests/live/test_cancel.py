@@ -83,6 +83,18 @@ def test_an_agent_that_does_not_listen_is_not_heard_again(ada: Person, agent: st
     assert stored(reader.run) == rows
 
 
+@pytest.mark.parametrize("awaits", [True, False])
+def test_an_agent_is_told_wherever_it_is(ada: Person, awaits: bool) -> None:
+    last = {"type": "CUSTOM", "name": "cleaned up", "value": 1}
+    pieces = [delta("x"), {"$sleep": 60}] if awaits else [delta("x")]
+    chatty = {"$repeat": 10_000_000, "events": pieces}
+    reader = ada.play({"$on_cancel": [last]}, *said(chatty)).events(3)
+    ada.cancel(reader)
+    rows = stored(reader.run)
+    assert "cleaned up" in rows[-3]
+    check_cancelled(reader, rows)
+
+
 def test_two_stops_at_once_agree(ada: Person) -> None:
     reader = ada.play(*said(delta("x"), {"$hang": True})).events(3)
     with ThreadPoolExecutor(4) as pool:
