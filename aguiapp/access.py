@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 import uuid
 from dataclasses import dataclass
 from typing import Any
 
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.contrib.auth import get_user_model
 from django.contrib.auth.base_user import AbstractBaseUser
 from django.core import signing
@@ -48,10 +48,8 @@ async def identify(request: HttpRequest) -> Identity:
 
     Raises Unauthenticated, or CsrfFailed for an unsafe method without a valid token.
     """
-    user = conf.imported("AUTHENTICATE")(request)
-    if inspect.isawaitable(user):
-        user = await user
-    if user is not None:
+    user = await _call(conf.imported("AUTHENTICATE"), request)
+    if user is not None and user.is_authenticated:
         return Identity(user, f"user:{user.pk}")
     auser = getattr(request, "auser", None)
     user = await auser() if auser is not None else None
@@ -62,6 +60,13 @@ async def identify(request: HttpRequest) -> Identity:
         _check_csrf(request)
         return Identity(None, await _session_scope(request))
     raise Unauthenticated
+
+
+async def _call(hook: Any, request: HttpRequest) -> Any:
+    """A hook of the host, sync or async; a sync one may use the ORM."""
+    if iscoroutinefunction(hook):
+        return await hook(request)
+    return await sync_to_async(hook, thread_sensitive=True)(request)
 
 
 async def _session_scope(request: HttpRequest) -> str:

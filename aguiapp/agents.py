@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import jsonpatch
 from ag_ui.core import RunAgentInput
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
@@ -217,9 +217,10 @@ class Agent:
         """Raise AgentNotReady when `ready` says so."""
         if self.ready is None:
             return
-        answer = self.ready()
-        if inspect.isawaitable(answer):
-            answer = await answer
+        if iscoroutinefunction(self.ready):
+            answer = await self.ready()
+        else:
+            answer = await sync_to_async(self.ready, thread_sensitive=True)()
         if not answer:
             raise AgentNotReady
 

@@ -158,9 +158,10 @@ class RunError(Exception):
     """What an agent raises to tell people why it stopped; message and code reach the browser."""
 
     def __init__(self, message: str, *, code: str = "agent_error") -> None:
-        super().__init__(message)
-        self.message = message
-        self.code = code
+        # Text of Django is often lazy, and what is stored must be plain.
+        self.message = str(message)
+        self.code = str(code)
+        super().__init__(self.message)
 
 
 #: Codes of RUN_ERROR events that the server writes, with what each means.

@@ -180,9 +180,7 @@ class Person:
         if body is None:
             return await self.client.get(path, headers=sent)
         raw = body if isinstance(body, bytes) else wire(body)
-        return await self.client.post(
-            path, data=raw, content_type="application/json", headers=sent
-        )
+        return await self.client.post(path, data=raw, content_type="application/json", headers=sent)
 
     async def ask(self, path: str, body: Any = None, **headers: str) -> Reply:
         """The whole answer."""
@@ -216,6 +214,13 @@ def legal(events: Sequence[Event]) -> None:
     """A conforming client takes this stream."""
     verdict = protocol.check(events)
     assert verdict.accepts, (verdict.rule, verdict.message, events[verdict.error_index or 0])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Turn the loop until something holds that nobody announces."""
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 async def stored(**filters: Any) -> list[str]:

@@ -390,7 +390,9 @@ async def _(w: World) -> None:
 
 def nested(w: World, depth: int) -> bytes:
     """A body whose state is so many arrays deep."""
-    made = w.case["input"].get("raw_body_gen") or CASES["TXT-13"]["input"]["raw_body_gen"]
+    made: dict[str, str] = (
+        w.case["input"].get("raw_body_gen") or CASES["TXT-13"]["input"]["raw_body_gen"]
+    )
     arrays = made["open"] * depth + made["close"] * depth
     return (made["prefix"] + arrays + made["suffix"]).encode()
 
@@ -524,7 +526,8 @@ class Connection:
             "server": ("testserver", 80),
             "client": ("127.0.0.1", 1),
         }
-        self.server = ApplicationCommunicator(asgi.application, scope)
+        communicator: Any = ApplicationCommunicator
+        self.server = communicator(asgi.application, scope)
 
     async def send(self, body: bytes, *, more: bool = True) -> None:
         message = {"type": "http.request", "body": body, "more_body": more}
@@ -613,6 +616,11 @@ async def _(w: World) -> None:
     assert not undocumented
 
 
+def beats(count: int) -> Callable[[bytes], bool]:
+    """Whether a stream had so many heartbeats."""
+    return lambda raw: raw.count(b": keep-alive\n\n") >= count
+
+
 @case("INP-06")
 async def _(w: World) -> None:
     """A silent run: as many heartbeats as six minutes have, and the reader is still served."""
@@ -628,7 +636,7 @@ async def _(w: World) -> None:
     with scripts.registered("sparse", sparse):
         stream = await w.ada.watch(run_input(), "sparse")
         for count in range(1, 5):
-            await stream.until(lambda raw, n=count: raw.count(b": keep-alive\n\n") >= 6 * n)
+            await stream.until(beats(6 * count))
             go.set()
         reply = await stream.rest()
     assert reply.types[-1] == "RUN_FINISHED"

@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.db import OperationalError, connections
 from django.utils import timezone
 from django.utils.translation import gettext_lazy
@@ -133,7 +132,9 @@ class TestTerminals:
         assert run.findings
 
     async def test_findings_after_the_end_are_bounded(self) -> None:
-        run = await play(FINISHED, {"$repeat": 500, "event": {"type": "CUSTOM", "name": "$i", "value": 1}})
+        run = await play(
+            FINISHED, {"$repeat": 500, "event": {"type": "CUSTOM", "name": "$i", "value": 1}}
+        )
         assert 1 <= len(run.findings) <= 100
 
     async def test_an_agent_that_never_stops_after_its_end_is_stopped(self) -> None:
@@ -318,7 +319,6 @@ class TestViolations:
         assert messages[0]["content"] == "a\ud83d"
         await kinds(run)
 
-
     async def test_a_patch_that_does_not_apply_is_noted(self) -> None:
         """Clients ignore it with a warning; nobody should have to guess why."""
         bad = [{"op": "replace", "path": "/nope/deep", "value": 1}]
@@ -359,7 +359,9 @@ class TestLimits:
     async def test_a_copy_bomb_is_no_state(self, bomb: list[Any], settings: Any) -> None:
         settings.AGUIAPP = {"STATE_BYTES": 10_000}
         state = {"l": ["x" * 50]}
-        run = await play({"type": "STATE_SNAPSHOT", "snapshot": state}, {"type": "STATE_DELTA", "delta": bomb})
+        run = await play(
+            {"type": "STATE_SNAPSHOT", "snapshot": state}, {"type": "STATE_DELTA", "delta": bomb}
+        )
         assert run.status == "error"
         assert run.error_code == "state_too_large"
         assert (await store.call(store.snapshot, run.thread)).fold.state == state
@@ -428,9 +430,7 @@ class TestPace:
         with scripts.registered("eager", eager):
             started = await engine.start(request(run_input(), agent="eager"))
             driver = engine.current().drivers[started.run.pk]
-            async with asyncio.timeout(scripts.SECONDS):
-                while driver.lane.uncommitted <= 20_000:
-                    await asyncio.sleep(0)
+            await scripts.until(lambda: driver.lane.uncommitted > 20_000)
             for _ in range(50):
                 await asyncio.sleep(0)
             assert 15 < len(sent) < 30
@@ -459,9 +459,7 @@ class TestPace:
         counter.cancel()
         assert turns > 5
 
-    async def test_nobody_sees_what_is_not_committed(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_nobody_sees_what_is_not_committed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         gate, original = threading.Event(), scripts.writer.commit
 
         def commit(jobs: Any) -> Any:
@@ -536,7 +534,7 @@ class TestFence:
             started = await begun("forever")
             first = (await Run.objects.aget()).lease_expires
             async with asyncio.timeout(scripts.SECONDS):
-                while (run := await Run.objects.aget()).lease_expires == first:
+                while (run := await Run.objects.aget()).lease_expires == first:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             assert run.last_seq == 2
             assert run.bytes > 0
@@ -583,7 +581,9 @@ class TestFence:
 
     async def test_a_dead_owner_gives_way_to_the_next_post_at_once(self) -> None:
         opened = await store.call(store.open_run, scripts.opening(scope="system"))
-        await store.call(store_rows, opened.run, [scripts.row(1, STARTED), scripts.row(2, OPEN[-1])])
+        await store.call(
+            store_rows, opened.run, [scripts.row(1, STARTED), scripts.row(2, OPEN[-1])]
+        )
         owner = f"{socket.gethostname()} 1 another-boot 1"
         await Run.objects.aupdate(lease_owner=owner)
         run = await play(*text("m2", "next"), run="r2")
@@ -743,10 +743,7 @@ class TestSlot:
     async def test_of_many_posts_at_once_exactly_one_wins(self) -> None:
         with scripts.registered("forever", forever):
             answers = await asyncio.gather(
-                *(
-                    engine.start(request(run_input(run=f"r{n}"), agent="forever"))
-                    for n in range(8)
-                ),
+                *(engine.start(request(run_input(run=f"r{n}"), agent="forever")) for n in range(8)),
                 return_exceptions=True,
             )
             won = [a for a in answers if isinstance(a, engine.Started)]
@@ -765,9 +762,7 @@ class TestSlot:
         streams = [
             [p async for p in scripts.follow(s.thread, s.run.offset or 0, s.run)] for s in started
         ]
-        streams.append(
-            [p async for p in scripts.follow(started[0].thread, 0, started[0].run)]
-        )
+        streams.append([p async for p in scripts.follow(started[0].thread, 0, started[0].run)])
         late = await engine.start(request(body))
         streams.append([p async for p in scripts.follow(late.thread, 0, late.run)])
         assert all(stream == streams[0] for stream in streams)
@@ -791,11 +786,11 @@ class TestSlot:
         assert run.status == "interrupt"
         with pytest.raises(errors.InterruptsOpen):
             await engine.start(request(run_input(run="r2")))
+        answer = [{"interruptId": "other", "status": "resolved"}]
         with pytest.raises(errors.InvalidInput):
-            answer = [{"interruptId": "other", "status": "resolved"}]
             await engine.start(request(run_input(run="r2", resume=answer)))
         assert await Run.objects.acount() == 1
-        answer = [{"interruptId": "i1", "status": "resolved", "payload": {"ok": True}}]
+        answer = [{"interruptId": "i1", "status": "resolved"}]
         resumed = await play(run="r2", resume=answer)
         assert resumed.status == "success"
         assert (await play(run="r3")).status == "success"
@@ -806,7 +801,7 @@ class TestSlot:
 
 class TestCancel:
     async def test_what_an_agent_writes_while_it_cleans_up_is_logged(self) -> None:
-        script = [
+        script: list[Any] = [
             {"$on_cancel": [{"type": "CUSTOM", "name": "cleaned", "value": 1}]},
             {"type": "CUSTOM", "name": "n", "value": 1},
             {"$hang": True},
@@ -906,9 +901,7 @@ class TestDrain:
         await play(*text("m1", "x"))
         assert engine.current().drivers == {}
         assert feed.current().tails == {}
-        async with asyncio.timeout(scripts.SECONDS):
-            while runtime.leases._drivers:
-                await asyncio.sleep(0)
+        await scripts.until(lambda: not runtime.leases._drivers)
         names = {task.get_name() for task in asyncio.all_tasks()}
         assert not any(name.startswith(("run ", "agent ")) for name in names)
 
@@ -967,9 +960,7 @@ class TestLogLine:
         assert "status=error code=mine" in line
         assert "private" not in caplog.text
 
-    async def test_a_cancelled_run_has_its_line_too(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_a_cancelled_run_has_its_line_too(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "aguiapp")
         with scripts.registered("forever", forever):
             started = await begun("forever")
@@ -999,14 +990,20 @@ async def test_positions_over_several_runs_have_no_gap() -> None:
     position = 0
     async for run in Run.objects.order_by("pk"):
         assert run.offset == position
-        seqs = [seq async for seq in RunEvent.objects.filter(run=run).order_by("seq").values_list("seq", flat=True)]
+        seqs = [
+            seq
+            async for seq in RunEvent.objects.filter(run=run)
+            .order_by("seq")
+            .values_list("seq", flat=True)
+        ]
         assert seqs == list(range(1, run.last_seq + 1))
         position += run.last_seq
     thread = await Thread.objects.aget()
     assert await store.call(store.end_position, thread.pk) == position
-    assert protocol.fold([json.loads(p) for p in await scripts.stored()]).messages == (
-        await store.call(store.snapshot, thread)
-    ).fold.messages
+    assert (
+        protocol.fold([json.loads(p) for p in await scripts.stored()]).messages
+        == (await store.call(store.snapshot, thread)).fold.messages
+    )
 
 
 async def test_odd_text_survives_everywhere_on_every_database() -> None:
@@ -1026,7 +1023,9 @@ async def test_odd_text_survives_everywhere_on_every_database() -> None:
     assert run.findings
     failed = await play({"$raise": "RuntimeError", "message": odd}, thread="t2")
     assert failed.error_code == "agent_failed"
-    refused = await play({"type": "TEXT_MESSAGE_CONTENT", "messageId": odd, "delta": ""}, thread="t3")
+    refused = await play(
+        {"type": "TEXT_MESSAGE_CONTENT", "messageId": odd, "delta": ""}, thread="t3"
+    )
     assert refused.error_code == "protocol_violation"
     spoken = await play({"type": "RUN_ERROR", "message": odd, "code": odd}, thread="t4")
     assert (spoken.status, (await events_of(spoken))[-1]["message"]) == ("error", odd)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aguiapp import errors, feed, protocol, store
-from aguiapp.models import Run, RunEvent, Thread
+from aguiapp.models import Run, Thread
 from tests import scripts
 from tests.scripts import opening
 
@@ -68,7 +68,7 @@ class Writing:
         self.add({"type": "RUN_FINISHED", "threadId": "t1", "runId": f"r{self.count}"})
         rows, self.waiting = self.waiting, []
         ending = store.Ending(status="success")
-        await store.call(store.finish, self.run.pk, self.run.lease_token, rows, 1, ending)
+        await store.call(store.finish, self.run.pk, self.run.lease_token or 0, rows, 1, ending)
         self.publish(rows)
         if self.tail is not None:
             self.tail.close()
@@ -118,11 +118,7 @@ class TestFollower:
                     writing.add()
                 await writing.commit()
                 after = dice.randrange(len(writing.sent) + 1)
-                readers.append((after, asyncio.ensure_future(read(writing.thread, after, 0))))
-                total = 10**6
-                readers[-1][1].cancel()
-                readers[-1] = (after, asyncio.ensure_future(keep(writing.thread, after)))
-                assert total
+                readers.append((after, asyncio.ensure_future(keep(writing.thread, after))))
             await writing.end()
             await writing.begin(local=dice.random() < 0.7)
             await writing.commit()
@@ -280,9 +276,8 @@ class TestFollower:
         thread = writing.thread
         assert thread is not None
         readers = [asyncio.ensure_future(keep(thread, 0)) for _ in range(20)]
-        async with asyncio.timeout(scripts.SECONDS):
-            while (bell := feed.current().bells.get(thread.pk)) is None or bell.followers < 20:
-                await asyncio.sleep(0)
+        bells = feed.current().bells
+        await scripts.until(lambda: thread.pk in bells and bells[thread.pk].followers == 20)
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
@@ -303,10 +298,8 @@ READ: dict[Any, list[str]] = {}
 
 async def ended_by(reader: asyncio.Task[Any], last: str) -> list[str]:
     """What a reader saw, once that included `last`."""
-    async with asyncio.timeout(scripts.SECONDS):
-        while last not in READ.get(reader, ()):
-            assert not reader.done(), reader.exception()
-            await asyncio.sleep(0.005)
+    await scripts.until(lambda: reader.done() or last in READ.get(reader, ()))
+    assert not reader.done(), reader.exception()
     reader.cancel()
     return READ.pop(reader)
 
@@ -349,7 +342,19 @@ class TestCursor:
 
     @pytest.mark.parametrize(
         "text",
-        ["5", "-5", "abc234-", "abc234", "abc234-x", "abc234-٣", "abc234-1.0", "abc234--", "r1:50", " ", "abc234-" + "9" * 30],
+        [
+            "5",
+            "-5",
+            "abc234-",
+            "abc234",
+            "abc234-x",
+            "abc234-٣",
+            "abc234-1.0",
+            "abc234--",
+            "r1:50",
+            " ",
+            "abc234-" + "9" * 30,
+        ],
     )
     def test_malformed_is_400(self, text: str) -> None:
         with pytest.raises(errors.BadCursor) as caught:
@@ -377,6 +382,4 @@ class TestBatch:
 
 def test_groups_are_hashed() -> None:
     assert feed.group(1) != feed.group(2)
-    assert "1" != feed.group(1).rpartition(".")[2]
     assert len(feed.group(10**18)) < 100
-    assert RunEvent._meta.pk is not None

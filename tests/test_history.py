@@ -209,7 +209,9 @@ class TestState:
         held = fold(state={"n": 1})
         found = merged(held, state={}, mode="client")
         assert (found.state, found.state_edited) == ({}, True)
-        old = merged(held, state={"n": 0}, mode="client", known_states={history.state_hash({"n": 0})})
+        old = merged(
+            held, state={"n": 0}, mode="client", known_states={history.state_hash({"n": 0})}
+        )
         assert old.state == {"n": 0}
 
     def test_mode_thread_ignores_the_inputs(self) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import uuid
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -34,9 +35,11 @@ def opened(**more: Any) -> Run:
 def whole(run: Run, count: int = 3) -> list[store.Row]:
     """RUN_STARTED, CUSTOM …, RUN_FINISHED."""
     ids = {"threadId": run.thread.thread_id, "runId": run.run_id}
-    events = [{"type": "RUN_STARTED", **ids}]
+    events: list[dict[str, Any]] = [{"type": "RUN_STARTED", **ids}]
     events += [{"type": "CUSTOM", "name": "n", "value": n} for n in range(count - 2)]
-    return [row(seq, event) for seq, event in enumerate([*events, {"type": "RUN_FINISHED", **ids}], 1)]
+    return [
+        row(seq, event) for seq, event in enumerate([*events, {"type": "RUN_FINISHED", **ids}], 1)
+    ]
 
 
 def ended(run: Run, count: int = 3, **ending: Any) -> Run:
@@ -53,8 +56,10 @@ SPACES = st.text(" \t\n\r", max_size=3)
 WORDS = st.text(max_size=8)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS,
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(WORDS | st.just("messages"), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(WORDS | st.just("messages"), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -313,13 +318,7 @@ class TestEnding:
         self, arrived: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = opened()
-        original, failures = store.runs._finish, []
-
-        class Lost(Exception):
-            pass
-
-        from contextlib import contextmanager
-
+        failures: list[int] = []
         real = sql.writing
 
         @contextmanager
@@ -337,7 +336,6 @@ class TestEnding:
 
         monkeypatch.setattr(sql, "writing", writing)
         run = ended(run)
-        assert original
         assert run.status == "success"
         assert [r.seq for r in store.read(run.pk)] == [1, 2, 3]
 

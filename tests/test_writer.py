@@ -150,9 +150,14 @@ async def test_a_poisoned_run_among_50_harms_none_of_the_others(
         created="2026-01-01T00:00:00Z",
     )
     await Run.objects.filter(pk=made[fenced].run_id).aupdate(lease_token=1)
-    calls = []
+    calls: list[int] = []
     original = module.commit
-    monkeypatch.setattr(module, "commit", lambda jobs: calls.append(len(jobs)) or original(jobs))
+
+    def commit(jobs: Sequence[Any]) -> Any:
+        calls.append(len(jobs))
+        return original(jobs)
+
+    monkeypatch.setattr(module, "commit", commit)
     writer = store.writer()
     for number, lane in enumerate(made):
         # The row that is there already says 2: only a first row that lies behind it can clash.
@@ -198,7 +203,8 @@ async def test_a_connection_lost_at_commit_costs_and_doubles_nothing(
     arrived: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (lane, other), (watch, beside) = await lanes(2)
-    original, failures = module._commit_together, []
+    original = module._commit_together
+    failures: list[Any] = []
 
     def lossy(jobs: Sequence[Any]) -> Any:
         if not failures:

@@ -18,6 +18,10 @@ from aguiapp.models import Command, Run, Thread
 __all__ = ["Engine", "Request", "Started", "cancel", "current", "run_now", "start"]
 
 
+#: How long a post waits for another process that is ending the thread's lost run.
+TAKEOVER_SECONDS = 3.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """A post to an agent, parsed and allowed: who, what, and the text as it came."""
@@ -101,9 +105,14 @@ async def _open(request: Request) -> store.Opened:
         mode=request.mode,
         transport=request.transport,
     )
+    patience = asyncio.get_running_loop().time() + TAKEOVER_SECONDS
     while True:
         try:
             return await store.call(store.open_run, opening)
+        except store.BeingEnded:
+            if asyncio.get_running_loop().time() > patience:
+                raise
+            await asyncio.sleep(0.05)
         except store.Abandoned as found:
             await store.call(
                 recovery.take_over, found.run, status=Run.Status.ERROR, code="orphaned"

@@ -25,6 +25,9 @@ logger = logging.getLogger("aguiapp.run")
 
 #: An agent that never waits is made to let the loop run this often, in seconds.
 SLICE_SECONDS = 0.002
+#: How long an agent may go on after its run ended (to tidy up, say), in seconds and in events.
+AFTERLIFE_SECONDS = 10.0
+AFTERLIFE_EVENTS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +100,8 @@ class Driver:
         """Record an event of the agent; waits while too much is uncommitted."""
         if self._refused is not None:
             raise self._refused
+        if self._recorder.late > AFTERLIFE_EVENTS:
+            raise asyncio.CancelledError
         try:
             self._recorder.feed(event)
         except (protocol.ProtocolError, LimitExceeded) as error:
@@ -184,10 +189,16 @@ class Driver:
         while not (agent.done() or self._recorder.terminal or self._stopped()):
             self._wake.clear()
             await self._wake.wait()
-        if self._recorder.terminal is None and not agent.done():
+        if self._recorder.terminal is not None or agent.done():
+            return
+        patience = conf.get().CANCEL_SECONDS
+        if self._refused is not None:
+            # The refusal unwinds the agent by itself; a cancellation would cut its `finally`.
+            await asyncio.wait([agent], timeout=patience)
+        if not agent.done():
             # A cancelled agent may still write for a moment; what comes later is a finding.
             agent.cancel()
-            await asyncio.wait([agent], timeout=conf.get().CANCEL_SECONDS)
+            await asyncio.wait([agent], timeout=patience)
 
     def _stopped(self) -> bool:
         return bool(self._stop or self._lost or self._refused)
@@ -204,7 +215,9 @@ class Driver:
         except Fenced:
             logger.warning("run fenced run=%s", self.run.key)
         else:
-            self._log()
+            assert self._recorder.terminal is not None  # noqa: S101
+            fields = fields_of(self._recorder.terminal)
+            self._log(fields["status"], fields.get("error_code", ""))
 
     async def _finish(self) -> None:
         rows = await self.lane.settle()
@@ -245,6 +258,8 @@ class Driver:
             )
         except Exception:
             logger.exception("run left to the sweeper run=%s", self.run.key)
+        else:
+            self._log(Run.Status.ERROR, code)
 
     def _owed(self) -> Any:
         """The terminal that the agent left to us."""
@@ -281,15 +296,19 @@ class Driver:
             return
         if self._stopped():
             agent.cancel()
-        await asyncio.wait([agent])
+        await asyncio.wait([agent], timeout=AFTERLIFE_SECONDS)
+        if not agent.done():
+            agent.cancel()
+            await asyncio.wait([agent])
+        if self._failure is not None and not self._stopped() and not self._detail:
+            recorder.find("failed_after_terminal", type(self._failure).__name__)
         late = recorder.findings[self._noted :]
         if late:
             await store.call(store.add_findings, self.run.pk, late)
 
-    def _log(self) -> None:
+    def _log(self, status: str, code: str) -> None:
         """One line per run: ids and numbers, no content."""
         recorder, run = self._recorder, self.run
-        assert recorder.terminal is not None  # noqa: S101
         counts = ",".join(f"{kind}:{n}" for kind, n in sorted(recorder.counts.items()))
         logger.info(
             "run ended thread=%s run=%s agent=%s mode=%s transport=%s status=%s code=%s"
@@ -299,8 +318,8 @@ class Driver:
             run.agent,
             run.mode,
             run.transport,
-            fields_of(recorder.terminal)["status"],
-            fields_of(recorder.terminal).get("error_code", ""),
+            status,
+            code,
             recorder.events,
             counts,
             recorder.bytes,

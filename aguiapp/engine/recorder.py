@@ -58,6 +58,8 @@ class Recorder:
         self.terminal: Event | None = None
         #: The agent opened the run itself, so it owes the terminal event.
         self.agent_started = False
+        #: Events that came after the terminal one.
+        self.late = 0
         self._ids = {"threadId": thread_id, "runId": run_id}
         self._run_key = run_key
         self._now = now
@@ -66,7 +68,8 @@ class Recorder:
         self._halves = protocol.Halves()
         self._limits = conf.get()
         self._silent = True
-        self._state_bound = 0
+        #: At least the bytes of the folded state; measured at the first patch.
+        self._state_bound: int | None = None
 
     def feed(self, raw: Any) -> None:
         """Take one event of the agent in any form."""
@@ -98,7 +101,7 @@ class Recorder:
             self._check_size(kind, size)
         self.verifier.feed(stamped)
         if kind == "STATE_DELTA" or kind == "STATE_SNAPSHOT":
-            self._fold_state(stamped, size)
+            self._fold_state(stamped, text, size)
         else:
             self.fold.feed(stamped)
         if self.fold.warnings:
@@ -136,6 +139,7 @@ class Recorder:
     def _take(self, event: Event) -> None:
         kind = event["type"]
         if self.terminal is not None:
+            self.late += 1
             self.find("after_terminal", kind)
             return
         silent, self._silent = self._silent, False
@@ -189,24 +193,33 @@ class Recorder:
         if self.events >= limits.RUN_EVENTS:
             raise LimitExceeded("run_too_large", f"The run has {self.events} events already.")
 
-    def _fold_state(self, event: Event, size: int) -> None:
-        """Fold a state event; a state that would grow too large is taken back and refused.
+    def _fold_state(self, event: Event, text: str, size: int) -> None:
+        """Fold a state event; a state that would grow too large or too deep is refused.
 
-        The exact size is measured only when the sum of what was added could pass the limit, or
-        when a `copy` can add more than it weighs.
+        Both are measured only when what was added could pass a limit: the sum of the patches,
+        a `copy` or `move`, which add more than they weigh, or a path that nests deeply.
         """
-        before, limit = self.fold.state, self._limits.STATE_BYTES
+        before, limits = self.fold.state, self._limits
+        if event["type"] == "STATE_SNAPSHOT":
+            self._state_bound = 0
+        elif self._state_bound is None:
+            self._state_bound = len(protocol.dumps(before, max_depth=10_000))
         self.fold.feed(event)
         if any(found.kind == "patch_limit" for found in self.fold.warnings):
             raise LimitExceeded("state_too_large", "One patch does more than is allowed.")
         self._state_bound += size
-        copies = any(op.get("op") == "copy" for op in event.get("delta") or ())
-        if self._state_bound <= limit and not copies:
+        if self._state_bound <= limits.STATE_BYTES and not _may_multiply(event, text, limits):
             return
-        self._state_bound = len(protocol.dumps(self.fold.state, max_depth=10_000))
-        if self._state_bound > limit:
-            self.fold.feed({"type": "STATE_SNAPSHOT", "snapshot": before})
-            raise LimitExceeded("state_too_large", f"The state grew beyond {limit} bytes.")
+        try:
+            self._state_bound = len(protocol.dumps(self.fold.state, max_depth=limits.JSON_DEPTH))
+        except protocol.JSONTextError as error:
+            problem = f"The state cannot be kept: {error.message}."
+        else:
+            if self._state_bound <= limits.STATE_BYTES:
+                return
+            problem = f"The state grew beyond {limits.STATE_BYTES} bytes."
+        self.fold.feed({"type": "STATE_SNAPSHOT", "snapshot": before})
+        raise LimitExceeded("state_too_large", problem)
 
     def find(self, kind: str, message: str) -> None:
         """Note something wrong that does not stop the run."""
@@ -216,3 +229,12 @@ class Recorder:
     def _note(self, warnings: Any) -> None:
         for found in warnings:
             self.find(found.kind, found.message)
+
+
+def _may_multiply(event: Event, text: str, limits: conf.Settings) -> bool:
+    """Whether a patch can add more bytes or levels to the state than it has itself."""
+    levels = text.count("{") + text.count("[")
+    return any(
+        op.get("op") in ("copy", "move") or op["path"].count("/") + levels > limits.JSON_DEPTH
+        for op in event.get("delta") or ()
+    )

@@ -46,14 +46,18 @@ def end_stored(run: Run, token: int, *, status: str, code: str = "", detail: str
     counts: dict[str, int] = {}
     seq = size = 0
     events: list[protocol.Event] = []
+    unreadable: list[dict[str, str]] = []
     for page in store.pages(run.pk):
         for row in page:
             seq, size = row.seq, size + len(row.payload.encode("utf-8", "surrogatepass"))
-            event = protocol.enforce(protocol.loads(row.payload)).event
-            if event is not None:
+            try:
+                event = store.readable(row.payload)
                 verifier.feed(event)
-                before.feed(event)
-                counts[event["type"]] = counts.get(event["type"], 0) + 1
+            except (ValueError, protocol.ProtocolError):
+                unreadable.append({"kind": "unreadable", "message": f"event {row.seq}"})
+                continue
+            before.feed(event)
+            counts[event["type"]] = counts.get(event["type"], 0) + 1
     owed = terminal(run, status=status, code=code)
     if not verifier.run_open and status == Run.Status.CANCELLED:
         events.append(_start(run))
@@ -71,6 +75,7 @@ def end_stored(run: Run, token: int, *, status: str, code: str = "", detail: str
         **endings.fields_of(events[-1]),
         counts=counts,
         error_detail=detail,
+        findings=unreadable,
         fold_hash=state_hash(before.state),
     )
     store.finish(run.pk, token, rows, size, ending)
@@ -101,6 +106,11 @@ def take_over(run: Run, *, status: str, code: str = "") -> bool:
 
 def sweep() -> list[Run]:
     """End every run whose process is gone; returns those that this call ended."""
-    return [
-        run for run in store.abandoned() if take_over(run, status=Run.Status.ERROR, code="orphaned")
-    ]
+    ended = []
+    for run in store.abandoned():
+        try:
+            if take_over(run, status=Run.Status.ERROR, code="orphaned"):
+                ended.append(run)
+        except Exception:  # one run that cannot be ended must not keep the others
+            logger.exception("run could not be ended run=%s", run.key)
+    return ended

@@ -15,12 +15,14 @@ from aguiapp.store.reads import (
     pages,
     placed_runs,
     read,
+    readable,
     run_at,
     run_by_key,
     snapshot,
 )
 from aguiapp.store.runs import (
     Abandoned,
+    BeingEnded,
     Ending,
     Opened,
     Opening,
@@ -42,6 +44,7 @@ from aguiapp.store.writer import Lane, current as writer
 
 __all__ = [
     "Abandoned",
+    "BeingEnded",
     "Ending",
     "Lane",
     "Mark",
@@ -70,6 +73,7 @@ __all__ = [
     "pending_commands",
     "placed_runs",
     "read",
+    "readable",
     "rebuild_input",
     "refresh",
     "renew",

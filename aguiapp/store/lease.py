@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 
 _PROC = Path("/proc")
+#: Behind an owner's name: it holds the run only to end it.
+ENDING = " ending"
 
 
 def _read(path: Path) -> str:

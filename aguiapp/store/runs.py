@@ -67,6 +67,10 @@ class Abandoned(Exception):
         self.run = run
 
 
+class BeingEnded(ThreadBusy):
+    """The run that held this thread is being ended just now: try again in a moment."""
+
+
 def new_token() -> int:
     """A lease token: who holds it may write."""
     return secrets.randbits(62) + 1
@@ -103,6 +107,8 @@ def _open(alias: str, opening: Opening) -> Opened:
     if active := runs.filter(status=Run.Status.RUNNING).first():
         if _is_abandoned(active):
             raise Abandoned(active)
+        if active.lease_owner.endswith(lease.ENDING):
+            raise BeingEnded(details={"run": str(active.key), "runId": active.run_id})
         raise ThreadBusy(details={"run": str(active.key), "runId": active.run_id})
     _check_references(alias, thread, opening)
     end = reads.end_position(thread.pk)
@@ -292,12 +298,14 @@ def abandoned() -> list[Run]:
 
 
 def take(run: Run) -> int | None:
-    """Become the holder of a run instead of whoever held it; None when somebody was faster."""
+    """Become the holder of a run, to end it; None when somebody was faster."""
     token = new_token()
     runs = Run.objects.using(sql.database()).filter(
         pk=run.pk, status=Run.Status.RUNNING, lease_token=run.lease_token
     )
-    taken = runs.update(lease_token=token, lease_owner=lease.owner(), lease_expires=_expiry())
+    taken = runs.update(
+        lease_token=token, lease_owner=lease.owner() + lease.ENDING, lease_expires=_expiry()
+    )
     return token if taken else None
 
 

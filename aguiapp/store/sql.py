@@ -101,10 +101,12 @@ def held(found: BaseDatabaseWrapper, claims: Sequence[tuple[int, int]]) -> set[i
 
 def insert(found: BaseDatabaseWrapper, batches: Iterable[tuple[int, Sequence[Row]]]) -> None:
     """Write the rows of several runs in one statement."""
-    if is_postgres(found):
-        _copy(found, batches)
-    else:
-        _insert_values(found, batches)
+    # The drivers' own errors would pass Django's cursors unseen; callers know Django's.
+    with found.wrap_database_errors:
+        if is_postgres(found):
+            _copy(found, batches)
+        else:
+            _insert_values(found, batches)
 
 
 def _copy(found: BaseDatabaseWrapper, batches: Iterable[tuple[int, Sequence[Row]]]) -> None:
@@ -117,9 +119,7 @@ def _copy(found: BaseDatabaseWrapper, batches: Iterable[tuple[int, Sequence[Row]
         for seq, code, payload, created in rows
     ]
     table = RunEvent._meta.db_table
-    # What COPY raises at its end passes Django's cursor unseen; the caller knows Django's errors.
     with (
-        found.wrap_database_errors,
         found.cursor() as cursor,
         cursor.copy(f"COPY {table} (run_id, seq, type, payload, created) FROM STDIN") as copy,
     ):

@@ -112,6 +112,7 @@ def test_sigterm_ends_a_run_legally_and_lets_it_clean_up(own_server: Server, use
         took = own_server.terminate()
         frames += drained(socket)
         assert socket.close_code == 1000
+    print(f"SIGTERM {own_server.kind}: {took:.1f} s")  # noqa: T201
     assert took < 10
     for follower in (reader, watcher, resuming):
         follower.done()
@@ -124,7 +125,6 @@ def test_sigterm_ends_a_run_legally_and_lets_it_clean_up(own_server: Server, use
     assert ended(reader.run).error_code == "shutdown"
     assert json.loads(frames[-1])["code"] == "shutdown"
     assert resuming.comments[-1] == f"aguiapp.resume {resuming.ids[-1]}"
-    print(f"SIGTERM {own_server.kind}: {took:.1f} s")  # noqa: T201
     assert "Traceback" not in own_server.said()
 
 

@@ -96,11 +96,19 @@ def settled(server: Server) -> dict[str, int]:
 async def drop_all(
     server: Server, person: Person, count: int, script: list[Any], name: str = "dropped"
 ) -> None:
-    async def one(number: int) -> None:
+    # A request that is being opened holds a database connection, as Django itself does it.
+    opening = asyncio.Semaphore(20)
+
+    async def opened(number: int) -> asyncio.StreamWriter:
         reader, writer = await asyncio.open_connection(*server.address)
         given = demo.run_input(f"{name}-{number}", "go", {"script": script})
         writer.write(request_bytes(server, person, "scripted", given))
         await reader.readuntil(b"RUN_STARTED")
+        return writer
+
+    async def one(number: int) -> None:
+        async with opening:
+            writer = await opened(number)
         sock = writer.get_extra_info("socket")
         if number % 2:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
