@@ -105,6 +105,9 @@ class Driver:
         try:
             self._recorder.feed(event)
         except (protocol.ProtocolError, LimitExceeded) as error:
+            if self._recorder.terminal is not None:
+                self._recorder.find("after_terminal", str(error))
+                return
             self._refused = error
             self._wake.set()
             raise
