@@ -137,7 +137,7 @@ class TestForms:
             chunks,
             partial(async_generator),
         ],
-        ids=repr,
+        ids=lambda agent: getattr(agent, "__name__", type(agent).__name__),
     )
     async def test_it_runs(self, agent: Any) -> None:
         events = await said_by(agent)

@@ -484,7 +484,7 @@ async def _(w: World) -> None:
     accepted = await w.run(extra, "echo")
     assert accepted.types[-1] == "RUN_FINISHED"
     run = await only_run(key=accepted.headers["AGUI-Run"])
-    rebuilt = await asyncio.to_thread(store.rebuild_input, run)
+    rebuilt = await store.call(store.rebuild_input, run)
     assert rebuilt.encode() == scripts.wire(extra)
 
 

@@ -245,6 +245,7 @@ class TestViolations:
             ([{**STARTED, "runId": "other"}], "VERIFY-4"),
             ([{**FINISHED, "runId": "other"}], "VERIFY-41"),
             ([{"type": "TEXT_MESSAGE_CONTENT", "messageId": "m", "delta": "x"}], "VERIFY-10"),
+            ([{"type": "TEXT_MESSAGE_CONTENT", "messageId": "m", "delta": "\ud83d"}], "VERIFY-10"),
             ([*text("m1", "x")[:1], FINISHED], "VERIFY-33"),
             ([{"type": "TEXT_MESSAGE_START"}], "malformed"),
             ([{"type": "STATE_SNAPSHOT", "snapshot": {}}, STARTED], "VERIFY-04"),
