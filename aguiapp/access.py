@@ -11,7 +11,7 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.contrib.auth import get_user_model
 from django.contrib.auth.base_user import AbstractBaseUser
 from django.core import signing
-from django.core.exceptions import ValidationError
+from django.core.exceptions import DisallowedHost, ValidationError
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.middleware.csrf import CsrfViewMiddleware
@@ -198,4 +198,7 @@ def origin_allowed(request: HttpRequest) -> bool:
     """Whether a handshake's Origin is this host or trusted; other clients than browsers send none."""
     if "HTTP_ORIGIN" not in request.META:
         return True
-    return _CsrfCheck(_no_view).origin_verified(request)
+    try:
+        return _CsrfCheck(_no_view).origin_verified(request)
+    except DisallowedHost:
+        return False

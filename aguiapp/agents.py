@@ -7,7 +7,7 @@ import contextvars
 import inspect
 import json
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -224,20 +224,19 @@ class Agent:
         if not answer:
             raise AgentNotReady
 
-    async def events(self, run: RunContext) -> AsyncGenerator[Any, None]:
-        """Everything that the agent yields, whatever its form; closing this closes the agent."""
+    async def open(self, run: RunContext) -> AsyncIterator[Any] | None:
+        """Start the agent: the iterator of its events, or None when it is already done."""
         source = self._call(run)
         if inspect.isawaitable(source):
             source = await source
         if source is None:
-            return
+            return None
         if isinstance(source, Iterator):
-            source = _pulled(source, run)
+            return _pulled(source, run)
         if not hasattr(source, "__aiter__"):
             raise TypeError(f"agent {self.name!r} returned {type(source).__name__}, not events")
-        async with _closed(source):
-            async for event in source:
-                yield event
+        iterator: AsyncIterator[Any] = source.__aiter__()
+        return iterator
 
     def _call(self, run: RunContext) -> Any:
         function = self.target
@@ -246,17 +245,6 @@ class Agent:
         if not inspect.isroutine(function) and hasattr(function, "run"):
             return _fresh(function).run(as_model(run.input))
         return function(as_model(run.input) if _wants_input(function) else run)
-
-
-@asynccontextmanager
-async def _closed(source: Any) -> AsyncIterator[None]:
-    """Close a generator in the end, so that its `finally` runs now and not at some collection."""
-    try:
-        yield
-    finally:
-        close = getattr(source, "aclose", None)
-        if close is not None:
-            await close()
 
 
 def _fresh(target: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from django.http import StreamingHttpResponse
@@ -29,7 +30,7 @@ class EventStream(StreamingHttpResponse):
 
     def __init__(
         self,
-        source: AsyncIterator[bytes],
+        source: AsyncGenerator[bytes, None],
         headers: dict[str, str],
         content_type: str = CONTENT_TYPE,
     ) -> None:
@@ -37,17 +38,20 @@ class EventStream(StreamingHttpResponse):
         self.source = source
 
 
-async def guarded(follower: feed.Follower, recheck: Recheck) -> AsyncIterator[feed.Batch | None]:
+async def guarded(
+    follower: feed.Follower, recheck: Recheck
+) -> AsyncGenerator[feed.Batch | None, None]:
     """The follower's batches for as long as the reader may see the thread."""
     loop = asyncio.get_running_loop()
     period = conf.get().HEARTBEAT_SECONDS
     due = loop.time() + period
-    async for batch in follower.batches(period):
-        if loop.time() >= due:
-            if not await recheck():
-                raise StreamAborted
-            due = loop.time() + period
-        yield batch
+    async with aclosing(follower.batches(period)) as batches:
+        async for batch in batches:
+            if loop.time() >= due:
+                if not await recheck():
+                    raise StreamAborted
+                due = loop.time() + period
+            yield batch
 
 
 async def sse(
@@ -56,7 +60,7 @@ async def sse(
     *,
     unlogged: Sequence[dict[str, Any]] = (),
     resumes: bool = False,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Server-sent events of a follower: opening comment, unlogged frames without id, the log.
 
     An end before the run's terminal is an abort, because a stock client takes a clean end for
@@ -65,8 +69,9 @@ async def sse(
     yield OPENING
     if unlogged:
         yield b"".join(protocol.encode_sse(event) for event in unlogged)
-    async for batch in guarded(follower, recheck):
-        yield KEEP_ALIVE if batch is None else batch.sse
+    async with aclosing(guarded(follower, recheck)) as batches:
+        async for batch in batches:
+            yield KEEP_ALIVE if batch is None else batch.sse
     if follower.finished:
         return
     if not resumes:
@@ -76,7 +81,7 @@ async def sse(
 
 async def document(
     follower: feed.Follower, recheck: Recheck, *, unlogged: Sequence[dict[str, Any]] = ()
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """One JSON document of a run, `{"events": [...]}`, written as the run goes.
 
     Streamed so that a request that waits for a long run holds no thread and no connection; an
@@ -88,12 +93,13 @@ async def document(
     if unlogged:
         yield ",".join(protocol.dumps(event) for event in unlogged).encode()
         before = ","
-    async for batch in guarded(follower, recheck):
-        if batch is None:
-            yield b" "
-        else:
-            yield (before + ",".join(batch.payloads)).encode()
-            before = ","
+    async with aclosing(guarded(follower, recheck)) as batches:
+        async for batch in batches:
+            if batch is None:
+                yield b" "
+            else:
+                yield (before + ",".join(batch.payloads)).encode()
+                before = ","
     if not follower.finished:
         raise StreamAborted
     yield b"]}"

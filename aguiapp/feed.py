@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -156,6 +156,8 @@ class Feed:
         self.tails: dict[int, Tail] = {}
         self.bells: dict[int, Bell] = {}
         self.closing = False
+        #: Connections that still have something to send; a stopping server waits for them.
+        self.outlets: set[object] = set()
         self._hints = Hints(self)
         self._poller: asyncio.Task[None] | None = None
 
@@ -212,6 +214,14 @@ class Feed:
         self.closing = True
         for bell in self.bells.values():
             bell.ring()
+
+    async def flushed(self, patience: float) -> None:
+        """Wait until the readers have sent their last, at most `patience` seconds."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience
+        while (self.bells or self.outlets) and loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)  # what was handed to the transports goes out in the loop's turns
 
 
 def group(thread_id: int) -> str:
@@ -324,28 +334,26 @@ class Follower:
         self._current: int | None = run.pk if run else None
         self._offset = (run.offset or 0) if run else 0
         self.position = max(after, self._offset)
-        self.finished = False
+        self.finished = run is not None and run.ended and after >= self._offset + run.last_seq
 
     @property
     def cursor(self) -> str:
         """Where this follower stands, as it goes over the wire."""
         return cursor(self._thread.epoch, self.position)
 
-    async def batches(self, idle: float) -> AsyncIterator[Batch | None]:
+    async def batches(self, idle: float) -> AsyncGenerator[Batch | None, None]:
         """Batches as they are committed; None after every `idle` seconds without any."""
         feed = current()
         loop = asyncio.get_running_loop()
         quiet_since = loop.time()
         with feed.listening(self._thread.pk) as bell:
-            while True:
+            while not self.finished:
                 seen = bell.version
                 batches = await self._next(feed)
                 for batch in batches:
                     self._advance(batch)
                     quiet_since = loop.time()
                     yield batch
-                    if self.finished:
-                        return
                 if batches or bell.version != seen:
                     continue
                 if feed.closing:
@@ -387,7 +395,8 @@ class Follower:
             if run is None:
                 return []
             self._current, self._offset = run.pk, run.offset or 0
-        rows = await store.call(store.read, self._current, self.position - self._offset, limit)
+        after = self.position - self._offset
+        rows = await store.call(store.deliverable, self._current, self._offset, after, limit)
         if not rows:
             return []
         types = [row.type for row in rows]

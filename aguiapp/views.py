@@ -198,7 +198,7 @@ async def thread_stream(
     after = await store.call(parameters.position, thread, cursor)
     run = await store.call(parameters.run, request, thread)
     follower = feed.Follower(thread, after, run)
-    if run is not None and run.ended and after >= (run.offset or 0) + run.last_seq:
+    if follower.finished:
         return HttpResponse(status=204)
     recheck = functools.partial(_still_sees, identity, thread)
     resumes = bool(cursor) or request.headers.get("AGUI-Resume") == "1"

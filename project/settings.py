@@ -112,5 +112,5 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "handlers": {"console": {"class": "logging.StreamHandler"}},
-    "loggers": {"aguiapp": {"handlers": ["console"], "level": "INFO"}},
+    "root": {"handlers": ["console"], "level": "INFO"},
 }

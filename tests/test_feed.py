@@ -207,7 +207,7 @@ class TestFollower:
             assert batch is not None
             seen += batch.payloads
         assert seen == writing.sent
-        await source.aclose()  # type: ignore[attr-defined]
+        await source.aclose()
         assert feed.current().bells == {}
 
     async def test_a_lost_hint_costs_a_poll_only(self, settings: Any) -> None:
@@ -240,7 +240,7 @@ class TestFollower:
             batch = await anext(source)
         assert batch is not None
         assert batch.payloads == writing.sent[1:]
-        await source.aclose()  # type: ignore[attr-defined]
+        await source.aclose()
 
     async def test_closing_the_feed_ends_every_follower(self) -> None:
         writing = Writing()

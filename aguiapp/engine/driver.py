@@ -6,8 +6,7 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +41,10 @@ class Prepared:
     folder: protocol.Fold
     opening: Sequence[protocol.Event]
     findings: Sequence[dict[str, Any]] = ()
+
+
+class RunOver(Exception):
+    """The run has ended; its agent goes on and is not heard."""
 
 
 class Driver:
@@ -101,7 +104,7 @@ class Driver:
         if self._refused is not None:
             raise self._refused
         if self._recorder.late > AFTERLIFE_EVENTS:
-            raise asyncio.CancelledError
+            raise RunOver
         try:
             self._recorder.feed(event)
         except (protocol.ProtocolError, LimitExceeded) as error:
@@ -177,13 +180,40 @@ class Driver:
             emitter=self,
         )
         try:
-            async with aclosing(self._prepared.agent.events(run)) as events:
-                async for event in events:
-                    await self.emit(event)
+            source = await self._prepared.agent.open(run)
+            if source is not None:
+                await self._pull(source)
         except BaseException as error:
             self._failure = error
         finally:
             self._wake.set()
+
+    async def _pull(self, source: AsyncIterator[Any]) -> None:
+        """Take what the agent yields; a cancellation reaches it wherever it is.
+
+        A generator that waits in its own code gets the CancelledError there. One whose event is
+        being recorded gets it at its `yield`, and may yield what tidies up.
+        """
+        throw = getattr(source, "athrow", None)
+        close = getattr(source, "aclose", None)
+        following = source.__anext__()
+        try:
+            while True:
+                try:
+                    event = await following
+                except StopAsyncIteration:
+                    return
+                try:
+                    await self.emit(event)
+                except asyncio.CancelledError as cancelled:
+                    if throw is None:
+                        raise
+                    following = throw(cancelled)
+                else:
+                    following = source.__anext__()
+        finally:
+            if close is not None:
+                await close()
 
     async def _wait_for_end(self) -> None:
         """Until the terminal is recorded, the agent returned, or somebody stops the run."""
@@ -270,6 +300,8 @@ class Driver:
             return recovery.terminal(self.run, status=Run.Status.CANCELLED)
         code, message = self._stop, ""
         failure = self._refused or self._failure
+        if not code and failure is None:
+            self._recorder.end_chunks()
         if not code and failure is not None:
             code, message = self._explain(failure)
         elif not code and (self._recorder.agent_started or self._recorder.verifier.open_items):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,16 +89,31 @@ def merge(
     merged = _history(fold, theirs, unknown, rules, resumes=bool(given.get("resume")))
     merged.state, merged.state_edited = _state(fold, given, rules, known_states)
     if not fresh:
-        view = [message for message in theirs if message["id"] in known]
-        behind = merged.edited is None and not _same_view(fold.messages, view)
-        merged.heal = behind or (
+        merged.heal = _is_behind(fold, theirs, merged) or (
             not merged.state_edited and not _equal(given.get("state", {}), fold.state)
         )
     return merged
 
 
-def _distinct(messages: Any) -> list[Message]:
-    return list({message["id"]: message for message in reversed(list(messages))}.values())[::-1]
+def _is_behind(fold: protocol.Snapshot, theirs: list[Message], merged: Merged) -> bool:
+    """Whether the requester will not hold what the thread holds once its run has begun.
+
+    Clients keep their own order, and what the thread did not take of them stays on their screen.
+    Instructions do not count: they are the client's own.
+    """
+    view = [message for message in theirs if message["role"] not in INSTRUCTIONS]
+    if merged.edited is None:
+        return not _same_view([*fold.messages, *merged.new], view)
+    ours, seen = _spoken(merged.edited), _spoken(view)
+    return [message["id"] for message in ours] != [message["id"] for message in seen]
+
+
+def _distinct(messages: Iterable[Message]) -> list[Message]:
+    """Each id once, as it came first: so does the fold."""
+    first: dict[str, Message] = {}
+    for message in messages:
+        first.setdefault(message["id"], message)
+    return list(first.values())
 
 
 def _history(
@@ -240,14 +255,26 @@ def heal(
     held = [message["id"] for message in theirs]
     prefix = held == [message["id"] for message in fold.messages[: len(held)]]
     pieces = _pieces(fold.messages)
-    if prefix and len(pieces) == 1:
-        return [start, _snapshot(fold.messages), state, end]
     if len(pieces) == 1:
-        return [start, _reset(fold.messages), _snapshot(fold.messages), state, end]
-    events = [start, _reset([]), state, {"type": "RUN_FINISHED", **ids}]
-    for piece in pieces:
-        events += [{**start, "input": {**ids, "messages": piece}}, {"type": "RUN_FINISHED", **ids}]
-    return [*events[:-1], end]
+        reset = [] if prefix else [_reset(fold.messages)]
+        return [start, *reset, _snapshot(fold.messages), state, end]
+    head, rest = _head(fold.messages)
+    events = [start, _reset(fold.messages), _snapshot(head), state]
+    for piece in _pieces(rest):
+        events += [
+            {"type": "RUN_FINISHED", **ids},
+            {**start, "input": {**ids, "messages": piece}},
+        ]
+    return [*events, end]
+
+
+def _head(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """What must come as one snapshot, and the rest, which can come in pieces.
+
+    The sentinel of a reset goes only with a snapshot that holds reasoning.
+    """
+    first = next((i for i, m in enumerate(messages) if m["role"] == "reasoning"), -1)
+    return list(messages[: first + 1]), list(messages[first + 1 :])
 
 
 def _replayed_end(fold: protocol.Snapshot, ids: dict[str, str]) -> Event:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from aguiapp import conf, protocol
@@ -129,7 +130,16 @@ class Recorder:
     def _write_whole(self, event: Event, *, free: bool = False) -> None:
         """Write an event behind the halves of characters that it cuts off."""
         for whole in self._halves.feed(event):
-            self.write(whole, free=free)
+            if whole is event or not free:
+                self.write(whole, free=free)
+            else:
+                with suppress(protocol.ProtocolError):  # a half of what was refused
+                    self.write(whole, free=True)
+
+    def end_chunks(self) -> None:
+        """The agent returned in order: what its chunks opened is complete."""
+        for event in self._expander.feed({"type": "RUN_FINISHED", **self._ids})[:-1]:
+            self._take(event)
 
     def drain(self) -> list[Encoded]:
         """Hand over what was recorded since the last call."""

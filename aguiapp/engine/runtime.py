@@ -21,6 +21,9 @@ from aguiapp.models import Command, Run
 
 logger = logging.getLogger("aguiapp.engine")
 
+#: How long a stopping process waits for its readers to take their last bytes.
+FLUSH_SECONDS = 2.0
+
 
 class Leases:
     """Renews the leases of all runs of this process from a thread that no busy loop delays."""
@@ -173,8 +176,8 @@ class Engine:
             for driver in drivers:
                 driver.stop("shutdown")
             await asyncio.wait(waits, timeout=conf.get().CANCEL_SECONDS + 5)
-        await asyncio.sleep(0)
         feed.current().close()
+        await feed.current().flushed(FLUSH_SECONDS)
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,30 @@ def read(run_id: int, after: int = 0, limit: int = 1000) -> list[Stored]:
     rows = RunEvent.objects.using(sql.database()).filter(run_id=run_id, seq__gt=after)
     found = rows.order_by("seq").values_list("seq", "type", "payload", "created")[:limit]
     return [Stored(*row) for row in found]
+
+
+def deliverable(run_id: int, offset: int, after: int, limit: int) -> list[Stored]:
+    """See read(); a row that is no JSON any more is replaced by a CUSTOM event that says so.
+
+    One damaged row must cost no reader the others, nor the count of positions.
+    """
+    return [
+        row if _is_json(row.payload) else row._replace(payload=_unreadable(offset + row.seq))
+        for row in read(run_id, after, limit)
+    ]
+
+
+def _is_json(payload: str) -> bool:
+    try:
+        json.loads(payload)
+    except (ValueError, RecursionError):
+        return False
+    return "\n" not in payload
+
+
+def _unreadable(position: int) -> str:
+    value = {"position": position}
+    return protocol.dumps({"type": "CUSTOM", "name": "aguiapp.unreadable", "value": value})
 
 
 def pages(run_id: int, after: int = 0, until: int | None = None) -> Iterator[list[Stored]]:

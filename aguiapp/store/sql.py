@@ -59,6 +59,8 @@ def writing(found: BaseDatabaseWrapper, *, waits: bool = True) -> Iterator[None]
     `waits=False` is for transactions that skip locked rows and need no time limit.
     """
     if is_postgres(found):
+        # Inside the host's own transaction the setting would outlive us.
+        waits = waits and not found.in_atomic_block
         with transaction.atomic(using=found.alias):
             if waits:
                 with found.cursor() as cursor:

@@ -93,18 +93,20 @@ class HttpConsumer(AsyncConsumer):
             response.close()
 
     async def _stream(self, response: EventStream) -> None:
-        outlet = Outlet(self.base_send)
-        await outlet(_start(response))
-        try:
-            async with contextlib.aclosing(response.source) as source:  # type: ignore[type-var]
-                async for chunk in source:
-                    await outlet({"type": "http.response.body", "body": chunk, "more_body": True})
-        except StreamAborted:
-            if outlet.cut():
-                return
-            raise
-        outlet.release()
-        await outlet({"type": "http.response.body", "body": b""})
+        async with Outlet(self.base_send) as outlet:
+            await outlet(_start(response))
+            try:
+                async with contextlib.aclosing(response.source) as source:  # type: ignore[type-var]
+                    async for chunk in source:
+                        await outlet(
+                            {"type": "http.response.body", "body": chunk, "more_body": True}
+                        )
+            except StreamAborted as aborted:
+                if outlet.cut(aborted):
+                    return
+                raise
+            outlet.release()
+            await outlet({"type": "http.response.body", "body": b""})
 
 
 def _announced(scope: Any) -> int:

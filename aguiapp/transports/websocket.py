@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import io
 import json
 from typing import Any
 
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
+from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpResponse
 
 from aguiapp import access, conf, engine, eventstream, parameters, protocol, store, views
 from aguiapp.errors import AguiError, StreamAborted, TooLarge, Unparsable
 from aguiapp.transports import gate
 from aguiapp.transports.http import NO_LAYER
-from aguiapp.transports.outlet import Outlet
+from aguiapp.transports.outlet import Outlet, Stalled
 
 NORMAL, RESTART, OVERLOAD = 1000, 1012, 1013
 BAD_FRAME, TOO_LARGE = 4400, 4413
@@ -43,18 +45,18 @@ class RunConsumer(AsyncConsumer):
             await self._stop()
 
     async def websocket_connect(self, message: dict[str, Any]) -> None:
-        """Pass the gate as a GET would; a foreign Origin is refused before it is accepted."""
+        """Pass the gate as a GET would; a foreign Origin is refused before anything else."""
         scope = {**self.scope, "type": "http", "method": "GET", "aguiapp": True}
         scope["scheme"] = "https" if self.scope.get("scheme") == "wss" else "http"
-        response = await gate.respond(scope, b"")
-        if isinstance(response, views.Handshake) and not access.origin_allowed(response.request):
+        if not access.origin_allowed(ASGIRequest(scope, io.BytesIO())):
             await self.send({"type": "websocket.close"})
             raise StopConsumer
+        response = await gate.respond(scope, b"")
         await self.send({"type": "websocket.accept"})
         if isinstance(response, views.Handshake):
             self._handshake = response
-            return
-        await self._refuse(_refusal(response), response.status_code)
+        else:
+            await self._refuse(_refusal(response), response.status_code)
 
     async def websocket_receive(self, message: dict[str, Any]) -> None:
         """The first text frame starts the run; there is no second."""
@@ -91,11 +93,16 @@ class RunConsumer(AsyncConsumer):
         except AguiError as error:
             await self._refuse(error)
             return
-        try:
-            code = await self._events(handshake.identity, started)
-        except StreamAborted:
-            code = RESTART
-        await self.send({"type": "websocket.close", "code": code})
+        async with Outlet(self.base_send) as outlet:
+            try:
+                code = await self._events(handshake.identity, started, outlet)
+            except Stalled as stalled:
+                outlet.cut(stalled)
+                return
+            except StreamAborted:
+                code = RESTART
+            outlet.release()
+            await outlet({"type": "websocket.close", "code": code})
 
     async def _start(self, handshake: views.Handshake, text: str) -> engine.Started:
         request = await parameters.parsed(
@@ -108,8 +115,9 @@ class RunConsumer(AsyncConsumer):
         )
         return await engine.start(request)
 
-    async def _events(self, identity: access.Identity, started: engine.Started) -> int:
-        outlet = Outlet(self.base_send)
+    async def _events(
+        self, identity: access.Identity, started: engine.Started, outlet: Outlet
+    ) -> int:
         for event in started.unlogged:
             await outlet({"type": "websocket.send", "text": protocol.dumps(event)})
         follower = views.follow_run(started)
@@ -117,7 +125,6 @@ class RunConsumer(AsyncConsumer):
         async for batch in eventstream.guarded(follower, recheck):
             for payload in batch.payloads if batch is not None else ():
                 await outlet({"type": "websocket.send", "text": payload})
-        outlet.release()
         return NORMAL if follower.finished else RESTART
 
 

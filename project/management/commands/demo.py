@@ -17,7 +17,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import connections
 from django.urls import NoReverseMatch, reverse
 
-from aguiapp import engine
+from aguiapp import conf, engine
 from aguiapp.models import Run
 from project.models import Order
 
@@ -140,5 +140,9 @@ def serve(host: str, port: str) -> None:
     connections.close_all()
     sys.stdout.flush()
     os.environ.setdefault("SERVE_STATIC", "1")
-    command = [sys.executable, "-m", "daphne", "-b", host, "-p", port, "project.asgi:application"]
+    # Daphne takes socket messages of 1 MiB unless told so; ours have a limit of their own.
+    largest = str(conf.get().INPUT_BYTES + 1)
+    sizes = ["--websocket-max-message-size", largest, "--websocket-max-frame-size", largest]
+    daphne = [sys.executable, "-m", "daphne", "-b", host, "-p", port]
+    command = [*daphne, *sizes, "project.asgi:application"]
     os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
