@@ -96,7 +96,7 @@ class HttpConsumer(AsyncConsumer):
         async with Outlet(self.base_send) as outlet:
             await outlet(_start(response))
             try:
-                async with contextlib.aclosing(response.source) as source:  # type: ignore[type-var]
+                async with contextlib.aclosing(response.source) as source:
                     async for chunk in source:
                         await outlet(
                             {"type": "http.response.body", "body": chunk, "more_body": True}

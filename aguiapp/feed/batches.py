@@ -1,0 +1,64 @@
+"""What readers get: committed events with their positions, and the cursors that name them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from aguiapp import protocol
+from aguiapp.errors import BadCursor, CursorForeign
+from aguiapp.models import Thread
+
+TERMINAL_CODES = frozenset(protocol.TYPE_CODES[name] for name in protocol.TERMINAL)
+
+
+def cursor(epoch: str, position: int) -> str:
+    """A place in a thread's history as it goes over the wire."""
+    return f"{epoch}-{position}"
+
+
+def parse_cursor(thread: Thread, text: str) -> int:
+    """The position of a cursor of this thread; raises BadCursor or CursorForeign."""
+    epoch, _, digits = text.strip().rpartition("-")
+    if not epoch or not digits.isascii() or not digits.isdigit() or len(digits) > 18:
+        raise BadCursor(details={"cursor": text[:64]})
+    if epoch != thread.epoch:
+        raise CursorForeign
+    return int(digits)
+
+
+class Batch:
+    """Events that were committed together: `first` is the position of the first of them."""
+
+    def __init__(self, epoch: str, first: int, types: Sequence[int], payloads: list[str]) -> None:
+        self.epoch = epoch
+        self.first = first
+        self.payloads = payloads
+        self.types = types
+
+    @property
+    def last(self) -> int:
+        """The position of the last event."""
+        return self.first + len(self.payloads) - 1
+
+    @property
+    def ends(self) -> bool:
+        """Whether the run's terminal event is the last one here."""
+        return self.types[-1] in TERMINAL_CODES
+
+    @cached_property
+    def sse(self) -> bytes:
+        """The SSE frames of the batch, encoded once for all readers."""
+        head = f"id: {self.epoch}-"
+        frames = [
+            f"{head}{position}\ndata: {payload}\n\n"
+            for position, payload in enumerate(self.payloads, self.first)
+        ]
+        return "".join(frames).encode()
+
+    def behind(self, position: int) -> Batch:
+        """The part of the batch behind a position."""
+        skip = position + 1 - self.first
+        if skip <= 0:
+            return self
+        return Batch(self.epoch, position + 1, self.types[skip:], self.payloads[skip:])
