@@ -19,7 +19,8 @@ from asgiref.testing import ApplicationCommunicator
 from django.contrib.auth.models import User
 from django.urls import reverse
 
-from aguiapp import access, conf, errors, feed, store
+from aguiapp import access, conf, errors, store
+from aguiapp.feed import hints
 from aguiapp.models import Command, InputMessage, Participant, Run, RunEvent, Thread
 from project import asgi, scripted
 from tests import scripts
@@ -361,7 +362,7 @@ class RecordingLayer:
 @case("TXT-11")
 async def _(w: World) -> None:
     layer = RecordingLayer()
-    w.monkeypatch.setattr(feed, "_shared_layer", lambda: layer)
+    w.monkeypatch.setattr(hints, "_shared_layer", lambda: layer)
     reply = await w.run()
     snapshot = w.input["agent_events"][1]["snapshot"]
     assert snapshot == {"u": 2**64, "g": 10**30}

@@ -562,9 +562,9 @@ class TestFence:
         await store.call(recovery.sweep)
         run = await only_run()
         assert run.status == "error"
-        assert await kinds(run) == ["RUN_ERROR"]
+        assert await kinds(run) == ["RUN_STARTED", "RUN_ERROR"]
         assert (await play(run="r2")).status == "success"
-        assert await kinds(run) == ["RUN_ERROR"]
+        assert await kinds(run) == ["RUN_STARTED", "RUN_ERROR"]
 
     async def test_one_unreadable_run_does_not_keep_the_others_from_being_swept(self) -> None:
         for name in ("a", "b", "c"):

@@ -48,6 +48,7 @@ def ids(messages: Any) -> list[str]:
     return [message["id"] for message in messages]
 
 
+MARK = {"aguiapp": {"actor": "p1"}}
 TALK = (said("u1"), assistant("a1"), said("u2"), assistant("a2"))
 
 
@@ -200,7 +201,7 @@ class TestState:
     def test_anything_else_is_an_edit_by_that_person(self) -> None:
         found = merged(fold(state={"n": 1}), state={"n": 9})
         assert (found.state, found.state_edited, found.heal) == ({"n": 9}, True, False)
-        (event,) = history.opening_events(found, "p7")
+        (event,) = history.opening_events(found, {"aguiapp": {"actor": "p7"}})
         assert event["type"] == "STATE_SNAPSHOT"
         assert event["snapshot"] == {"n": 9}
         assert event["metadata"]["aguiapp"]["actor"] == "p7"
@@ -231,7 +232,7 @@ class TestState:
 
 def test_a_new_thread_without_a_state_of_its_own_is_quiet() -> None:
     found = merged(fold(), said("u1"), fresh=True)
-    assert history.opening_events(found, "p1") == []
+    assert history.opening_events(found, MARK) == []
 
 
 class TestHeal:
@@ -362,7 +363,7 @@ def test_whoever_posts_ends_with_what_everybody_else_has(
     echo = {"threadId": "t1", "runId": "r2", "messages": found.new}
     run = [
         {"type": "RUN_STARTED", "threadId": "t1", "runId": "r2", "input": echo},
-        *history.opening_events(found, "p1"),
+        *history.opening_events(found, MARK),
         {"type": "RUN_FINISHED", "threadId": "t1", "runId": "r2"},
     ]
     legal(healing + run)

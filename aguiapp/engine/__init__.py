@@ -9,10 +9,10 @@ from typing import Any
 from asgiref.sync import async_to_sync
 
 from aguiapp import agents, conf, feed, protocol, store
-from aguiapp.engine import history, recovery
+from aguiapp.engine import history, opening, recovery
 from aguiapp.engine.driver import Driver, Prepared
 from aguiapp.engine.runtime import Engine, current
-from aguiapp.errors import BadCursor, Draining
+from aguiapp.errors import Draining
 from aguiapp.models import Command, Run, Thread
 
 __all__ = ["Engine", "Request", "Started", "cancel", "current", "run_now", "start"]
@@ -70,8 +70,8 @@ async def _start(engine: Engine, agent: agents.Agent, request: Request) -> Start
     if opened.attached:
         return Started(thread, run, attached=True)
     try:
-        prepared, unlogged = await store.call(_prepare, opened, agent, request)
-        driver = Driver(prepared)
+        begun = await store.call(opening.read, thread, run, request.input, request.actor)
+        driver = Driver(_prepared(opened, agent, request, begun))
     except BaseException:
         await store.call(
             recovery.end_stored,
@@ -84,13 +84,29 @@ async def _start(engine: Engine, agent: agents.Agent, request: Request) -> Start
     task = engine.drive(driver)
     if conf.get().WRITER == "inline":
         await task
-    return Started(thread, run, unlogged=unlogged, task=task)
+    return Started(thread, run, unlogged=begun.unlogged, task=task)
+
+
+def _prepared(
+    opened: store.Opened, agent: agents.Agent, request: Request, begun: opening.Opening
+) -> Prepared:
+    merged = begun.merged
+    return Prepared(
+        thread=opened.thread,
+        run=opened.run,
+        agent=agent,
+        input={**request.input, "messages": merged.messages, "state": merged.state},
+        user=request.user,
+        folder=begun.folder,
+        opening=begun.events,
+        findings=merged.findings,
+    )
 
 
 async def _open(request: Request) -> store.Opened:
     """Take the thread's slot; a run that died in it is ended first."""
     given = request.input
-    opening = store.Opening(
+    wanted = store.Opening(
         scope=request.scope,
         thread_id=given["threadId"],
         run_id=given["runId"],
@@ -100,7 +116,7 @@ async def _open(request: Request) -> store.Opened:
         user_id=getattr(request.user, "pk", None),
         parent_run=given.get("parentRunId", ""),
         resume=frozenset(entry["interruptId"] for entry in given.get("resume") or ()),
-        base=_base(given),
+        base=opening.base(given),
         thread_key=request.thread_key,
         mode=request.mode,
         transport=request.transport,
@@ -108,7 +124,7 @@ async def _open(request: Request) -> store.Opened:
     patience = asyncio.get_running_loop().time() + TAKEOVER_SECONDS
     while True:
         try:
-            return await store.call(store.open_run, opening)
+            return await store.call(store.open_run, wanted)
         except store.BeingEnded:
             if asyncio.get_running_loop().time() > patience:
                 raise
@@ -118,71 +134,6 @@ async def _open(request: Request) -> store.Opened:
                 recovery.take_over, found.run, status=Run.Status.ERROR, code="orphaned"
             )
             feed.current().announce(found.run.thread_id)
-
-
-def _base(given: dict[str, Any]) -> str | None:
-    """The cursor that an edit of history is based on: `forwardedProps.aguiapp.base`."""
-    props = given.get("forwardedProps")
-    ours = props.get("aguiapp") if isinstance(props, dict) else None
-    base = ours.get("base") if isinstance(ours, dict) else None
-    if base is not None and not isinstance(base, str):
-        raise BadCursor(details={"path": "forwardedProps.aguiapp.base"})
-    return base
-
-
-def _prepare(
-    opened: store.Opened, agent: agents.Agent, request: Request
-) -> tuple[Prepared, list[protocol.Event]]:
-    """Fold the thread, read the input against it, and say how the run begins."""
-    settings = conf.get()
-    thread, run, given = opened.thread, opened.run, request.input
-    folder = store.snapshot(thread).folder
-    fold = folder.snapshot()
-    last = store.placed_runs(thread.pk).exclude(pk=run.pk).last()
-    rules = history.Rules(
-        client_history=agent.history == "client",
-        has_base=_base(given) is not None,
-        state=settings.STATE,
-        instructions=settings.SYSTEM_MESSAGES,
-    )
-    merged = history.merge(
-        fold,
-        given,
-        rules,
-        fresh=last is None,
-        known_states=store.earlier_state_hashes(thread.pk),
-    )
-    unlogged: list[protocol.Event] = []
-    if merged.heal and last is not None:
-        theirs = [m for m in given["messages"] if m not in merged.new]
-        unlogged = history.heal(fold, thread.thread_id, last.run_id, theirs)
-    prepared = Prepared(
-        thread=thread,
-        run=run,
-        agent=agent,
-        input={**given, "messages": merged.messages, "state": merged.state},
-        user=request.user,
-        folder=folder,
-        opening=[
-            _run_started(given, merged.new, request.actor),
-            *history.opening_events(merged, request.actor),
-        ],
-        findings=merged.findings,
-    )
-    return prepared, unlogged
-
-
-def _run_started(given: dict[str, Any], new: list[dict[str, Any]], actor: str) -> protocol.Event:
-    """RUN_STARTED with its echo: the ids and the new messages, nothing else of the input."""
-    names = ("threadId", "runId", "parentRunId")
-    ids: dict[str, Any] = {key: given[key] for key in names if key in given}
-    return {
-        "type": "RUN_STARTED",
-        **ids,
-        "protocolVersion": protocol.PROTOCOL_VERSION,
-        "input": {**ids, "messages": new},
-        "metadata": {"aguiapp": {"actor": actor}},
-    }
 
 
 async def cancel(run: Run, actor: str) -> Run:

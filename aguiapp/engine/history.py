@@ -224,10 +224,9 @@ def _same_view(held: Sequence[Message], view: Sequence[Message]) -> bool:
     return len(ours) == len(seen) and all(map(_equal, ours, seen))
 
 
-def opening_events(merged: Merged, actor: str) -> list[Event]:
-    """The log's edits ahead of the agent's own events: snapshots with their actor."""
+def opening_events(merged: Merged, mark: dict[str, Any]) -> list[Event]:
+    """The log's edits ahead of the agent's own events: snapshots, with `mark` as metadata."""
     events: list[Event] = []
-    mark: dict[str, Any] = {"aguiapp": {"actor": actor}}
     if merged.edited is not None:
         metadata = dict(mark)
         if merged.drops_activities:

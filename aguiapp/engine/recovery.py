@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from dataclasses import dataclass, field
 
-from aguiapp import protocol, store
+from aguiapp import conf, protocol, store
 from aguiapp.agents import new_id
-from aguiapp.engine import endings
+from aguiapp.engine import endings, opening
 from aguiapp.engine.clock import now_ms
 from aguiapp.engine.history import state_hash
 from aguiapp.errors import RUN_ERROR_CODES, Fenced
@@ -35,60 +37,80 @@ def terminal(run: Run, *, status: str, code: str = "", message: str = "") -> end
     )
 
 
+@dataclass
+class _Stored:
+    """What is known of a run from its rows: fold and order rules, counters, what is unreadable."""
+
+    folder: protocol.Fold
+    verifier: protocol.Verifier = field(default_factory=protocol.Verifier)
+    counts: Counter[str] = field(default_factory=Counter)
+    seq: int = 0
+    bytes: int = 0
+    findings: list[dict[str, str]] = field(default_factory=list)
+    rows: list[store.Row] = field(default_factory=list)
+
+    def read(self, run: Run) -> None:
+        """Take in the stored rows; one that cannot be read breaks only itself."""
+        for page in store.pages(run.pk):
+            for row in page:
+                self.seq = row.seq
+                self.bytes += len(row.payload.encode("utf-8", "surrogatepass"))
+                try:
+                    self._take(store.readable(row.payload))
+                except (ValueError, protocol.ProtocolError):
+                    found = {"kind": "unreadable", "message": f"event {row.seq}"}
+                    self.findings.append(found)
+
+    def write(self, event: protocol.Event) -> None:
+        """Add an event of ours behind the stored ones."""
+        stamped = {**event, "timestamp": now_ms()}
+        text = protocol.dumps(stamped)
+        self._take(stamped)
+        self.seq += 1
+        self.bytes += len(text.encode())
+        code = protocol.TYPE_CODES[event["type"]]
+        self.rows.append(store.Row(self.seq, code, text, now_ms()))
+
+    def _take(self, event: protocol.Event) -> None:
+        self.verifier.feed(event)
+        self.folder.feed(event)
+        self.counts[event["type"]] += 1
+
+
 def end_stored(run: Run, token: int, *, status: str, code: str = "", detail: str = "") -> None:
     """End a run whose token we hold: fold what is stored, close what is open, write the terminal.
 
-    Blocks on the database. Raises Fenced when the token is gone.
+    A run that died before it wrote anything gets its beginning first: the turn of its user is in
+    its input, and must not be lost. Blocks on the database. Raises Fenced when the token is gone.
     """
-    thread = run.thread
-    before = store.snapshot(thread, at=run.offset).folder
-    verifier = protocol.Verifier()
-    counts: dict[str, int] = {}
-    seq = size = 0
-    events: list[protocol.Event] = []
-    unreadable: list[dict[str, str]] = []
-    for page in store.pages(run.pk):
-        for row in page:
-            seq, size = row.seq, size + len(row.payload.encode("utf-8", "surrogatepass"))
-            try:
-                event = store.readable(row.payload)
-                verifier.feed(event)
-            except (ValueError, protocol.ProtocolError):
-                unreadable.append({"kind": "unreadable", "message": f"event {row.seq}"})
-                continue
-            before.feed(event)
-            counts[event["type"]] = counts.get(event["type"], 0) + 1
+    stored = _Stored(store.snapshot(run.thread, at=run.offset).folder)
+    stored.read(run)
+    if not stored.seq:
+        for event in _beginning(run):
+            stored.write(event)
     owed = terminal(run, status=status, code=code)
-    if not verifier.run_open and status == Run.Status.CANCELLED:
-        events.append(_start(run))
-        verifier.feed(events[-1])
-    events += endings.closing(verifier, owed, new_id)
-    rows = []
+    events = list(endings.closing(stored.verifier, owed, new_id))
     for event in events:
-        stamped = {**event, "timestamp": now_ms()}
-        before.feed(stamped)
-        text = protocol.dumps(stamped)
-        seq, size = seq + 1, size + len(text)
-        rows.append(store.Row(seq, protocol.TYPE_CODES[event["type"]], text, now_ms()))
-        counts[event["type"]] = counts.get(event["type"], 0) + 1
+        stored.write(event)
     ending = store.Ending(
         **endings.fields_of(events[-1]),
-        counts=counts,
+        counts=dict(stored.counts),
         error_detail=detail,
-        findings=unreadable,
-        fold_hash=state_hash(before.state),
+        findings=stored.findings,
+        fold_hash=state_hash(stored.folder.state),
     )
-    store.finish(run.pk, token, rows, size, ending)
+    store.finish(run.pk, token, stored.rows, stored.bytes, ending)
 
 
-def _start(run: Run) -> protocol.Event:
-    """RUN_STARTED for a run that was stopped before it wrote its own."""
-    return {
-        "type": "RUN_STARTED",
-        "threadId": run.thread.thread_id,
-        "runId": run.run_id,
-        "protocolVersion": protocol.PROTOCOL_VERSION,
-    }
+def _beginning(run: Run) -> list[protocol.Event]:
+    """What the run would have written first, from its stored input."""
+    ids = {"threadId": run.thread.thread_id, "runId": run.run_id}
+    try:
+        given = protocol.parse_input(store.rebuild_input(run), max_depth=conf.get().JSON_DEPTH)
+        return opening.read(run.thread, run, given, None).events
+    except Exception:  # whatever is wrong with its input, the run must end
+        logger.exception("the run's input could not be read run=%s", run.key)
+        return [{"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}]
 
 
 def take_over(run: Run, *, status: str, code: str = "") -> bool:

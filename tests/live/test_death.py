@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -109,8 +110,10 @@ def test_sigterm_ends_a_run_legally_and_lets_it_clean_up(own_server: Server, use
         given = demo.run_input("by socket", "play", {"script": cleaning_up()})
         socket.send(json.dumps(given))
         frames = [socket.recv() for _ in range(20)]
-        took = own_server.terminate()
-        frames += drained(socket)
+        with ThreadPoolExecutor(1) as pool:  # a reader that keeps reading while the server stops
+            rest = pool.submit(drained, socket)
+            took = own_server.terminate()
+            frames += rest.result()
         assert socket.close_code == 1000
     print(f"SIGTERM {own_server.kind}: {took:.1f} s")  # noqa: T201
     assert took < 10

@@ -1,0 +1,81 @@
+"""How a run begins: the thread folded, the input read against it, and the first events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aguiapp import agents, conf, protocol, store
+from aguiapp.engine import history
+from aguiapp.errors import BadCursor, NotFound
+from aguiapp.models import Run, Thread
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A run's beginning: `events` are logged, `unlogged` goes to its requester alone, before."""
+
+    folder: protocol.Fold
+    merged: history.Merged
+    events: list[protocol.Event]
+    unlogged: list[protocol.Event]
+
+
+def base(given: dict[str, Any]) -> str | None:
+    """The cursor that an edit of history is based on: `forwardedProps.aguiapp.base`."""
+    props = given.get("forwardedProps")
+    ours = props.get("aguiapp") if isinstance(props, dict) else None
+    base = ours.get("base") if isinstance(ours, dict) else None
+    if base is not None and not isinstance(base, str):
+        raise BadCursor(details={"path": "forwardedProps.aguiapp.base"})
+    return base
+
+
+def read(thread: Thread, run: Run, given: dict[str, Any], actor: str | None) -> Opening:
+    """Fold the thread before this run, read the input against it, and say how the run begins."""
+    settings = conf.get()
+    folder = store.snapshot(thread, at=run.offset).folder
+    fold = folder.snapshot()
+    last = store.placed_runs(thread.pk).filter(offset__lte=run.offset).exclude(pk=run.pk).last()
+    rules = history.Rules(
+        client_history=_client_history(run.agent),
+        has_base=base(given) is not None,
+        state=settings.STATE,
+        instructions=settings.SYSTEM_MESSAGES,
+    )
+    merged = history.merge(
+        fold,
+        given,
+        rules,
+        fresh=last is None,
+        known_states=store.earlier_state_hashes(thread.pk),
+    )
+    unlogged: list[protocol.Event] = []
+    if merged.heal and last is not None:
+        theirs = [m for m in given["messages"] if m not in merged.new]
+        unlogged = history.heal(fold, thread.thread_id, last.run_id, theirs)
+    mark = {"aguiapp": {"actor": actor}} if actor else {}
+    events = [_run_started(given, merged.new, mark), *history.opening_events(merged, mark)]
+    return Opening(folder, merged, events, unlogged)
+
+
+def _client_history(agent: str) -> bool:
+    try:
+        return agents.get(agent).history == "client"
+    except NotFound:  # a run of an agent that is no more, being ended
+        return False
+
+
+def _run_started(
+    given: dict[str, Any], new: list[dict[str, Any]], mark: dict[str, Any]
+) -> protocol.Event:
+    """RUN_STARTED with its echo: the ids and the new messages, nothing else of the input."""
+    names = ("threadId", "runId", "parentRunId")
+    ids: dict[str, Any] = {key: given[key] for key in names if key in given}
+    event = {
+        "type": "RUN_STARTED",
+        **ids,
+        "protocolVersion": protocol.PROTOCOL_VERSION,
+        "input": {**ids, "messages": new},
+    }
+    return {**event, "metadata": mark} if mark else event
