@@ -98,6 +98,15 @@ class TestTerminals:
         assert all(isinstance(event["timestamp"], int) for event in events)
         assert run.bytes == sum(len(p.encode()) for p in await scripts.stored(run_id=run.pk))
 
+    @pytest.mark.parametrize("count", [1, 3000])
+    async def test_the_row_tells_when_the_first_event_came(self, count: int) -> None:
+        event = {"type": "CUSTOM", "name": "n", "value": "x" * 100}
+        run = await play({"$repeat": count, "event": event})
+        assert run.started_at is not None
+        assert run.finished_at is not None
+        assert run.first_event_at is not None
+        assert run.started_at - timedelta(seconds=1) <= run.first_event_at <= run.finished_at
+
     async def test_the_echo_holds_ids_and_new_messages_only(self) -> None:
         tool = {"name": "secret_tool", "description": "d", "parameters": {}}
         run = await play(

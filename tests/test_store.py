@@ -302,7 +302,6 @@ class TestEnding:
         assert (run.status, run.last_seq, run.bytes) == ("success", 4, 10)
         assert (run.lease_token, run.lease_expires) == (None, None)
         assert run.finished_at
-        assert run.first_event_at
         assert store.pending_commands([run.pk]) == []
         assert opened(run="r2").offset == 4
 

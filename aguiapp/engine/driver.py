@@ -8,12 +8,13 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from aguiapp import conf, feed, protocol, store
 from aguiapp.agents import Agent, RunContext
 from aguiapp.engine import recovery
-from aguiapp.engine.clock import now_ms
+from aguiapp.engine.clock import moment, now_ms
 from aguiapp.engine.endings import fields_of
 from aguiapp.engine.history import state_hash
 from aguiapp.engine.recorder import LimitExceeded, Recorder
@@ -80,6 +81,7 @@ class Driver:
         self._slice_end = 0.0
         self._began = time.monotonic()
         self._first_event: float | None = None
+        self._first_event_at: datetime | None = None
         self._noted = 0
         #: The last transaction is on its way: from here a missing token is our own doing.
         self.ending = False
@@ -90,6 +92,7 @@ class Driver:
         """Rows are safe: only now may anybody see them."""
         if self._first_event is None:
             self._first_event = time.monotonic() - self._began
+            self._first_event_at = moment(rows[0].created)
         self._tail.publish(rows)
 
     def lost(self, error: Exception) -> None:
@@ -266,6 +269,7 @@ class Driver:
             error_detail=self._detail,
             findings=list(recorder.findings),
             fold_hash=state_hash(recorder.fold.state),
+            first_event_at=self._first_event_at or moment(rows[0].created),
         )
         self._noted = len(recorder.findings)
         await store.call(store.finish, self.run.pk, self.lane.token, rows, recorder.bytes, ending)

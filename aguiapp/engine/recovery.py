@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from aguiapp import conf, protocol, store
 from aguiapp.agents import new_id
 from aguiapp.engine import endings, opening
-from aguiapp.engine.clock import now_ms
+from aguiapp.engine.clock import moment, now_ms
 from aguiapp.engine.history import state_hash
 from aguiapp.errors import RUN_ERROR_CODES, Fenced
 from aguiapp.models import Run
@@ -48,12 +49,14 @@ class _Stored:
     bytes: int = 0
     findings: list[dict[str, str]] = field(default_factory=list)
     rows: list[store.Row] = field(default_factory=list)
+    first: datetime | None = None
 
     def read(self, run: Run) -> None:
         """Take in the stored rows; one that cannot be read breaks only itself."""
         for page in store.pages(run.pk):
             for row in page:
                 self.seq = row.seq
+                self.first = self.first or row.created
                 self.bytes += len(row.payload.encode("utf-8", "surrogatepass"))
                 try:
                     self._take(store.readable(row.payload))
@@ -98,6 +101,7 @@ def end_stored(run: Run, token: int, *, status: str, code: str = "", detail: str
         error_detail=detail,
         findings=stored.findings,
         fold_hash=state_hash(stored.folder.state),
+        first_event_at=stored.first or moment(stored.rows[0].created),
     )
     store.finish(run.pk, token, stored.rows, stored.bytes, ending)
 

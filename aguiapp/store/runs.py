@@ -7,7 +7,7 @@ import secrets
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import IntegrityError, InterfaceError, OperationalError
@@ -199,6 +199,7 @@ class Ending:
     error_detail: str = ""
     findings: list[dict[str, Any]] = field(default_factory=list)
     fold_hash: str = ""
+    first_event_at: datetime | None = None
 
 
 def finish(run_id: int, token: int, rows: Sequence[Row], total_bytes: int, ending: Ending) -> None:
@@ -228,7 +229,6 @@ def _finish(
     found: Any, run_id: int, token: int, rows: Sequence[Row], total_bytes: int, ending: Ending
 ) -> None:
     runs = Run.objects.using(found.alias)
-    first = sql.timestamp(rows[0].created) + "+00:00" if rows[0].seq == 1 else None
     changed = runs.filter(pk=run_id, lease_token=token, status=Run.Status.RUNNING).update(
         **_storable(vars(ending)),
         last_seq=rows[-1].seq,
@@ -236,7 +236,6 @@ def _finish(
         lease_token=None,
         lease_expires=None,
         finished_at=Now(),
-        **({"first_event_at": first} if first else {}),
     )
     if not changed:
         raise Fenced
