@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
@@ -71,8 +71,18 @@ def _broken_imports() -> Iterator[CheckMessage]:
 def check_agents(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Every agent can be called with one argument."""
+    """There are agents, and each can be called with one argument."""
     found: list[CheckMessage] = []
+    if not agents.names():
+        module = conf.get().AGENTS_MODULE
+        places = ", ".join(f"{app.name}.{module}" for app in apps.get_app_configs())
+        found.append(
+            Warning(
+                "No agent is registered: every post to one is answered with 404.",
+                hint=f"Looked for {places}. An app that has agents must be in INSTALLED_APPS.",
+                id="aguiapp.W003",
+            )
+        )
     for name in agents.names():
         target = agents.get(name).target
         function = (
@@ -138,13 +148,13 @@ def check_layer(
     name = conf.get().CHANNEL_LAYER
     layers = getattr(settings, "CHANNEL_LAYERS", {})
     backend = layers.get(name, {}).get("BACKEND", "")
-    if settings.DEBUG or not backend.endswith("InMemoryChannelLayer"):
+    if settings.DEBUG or (backend and not backend.endswith("InMemoryChannelLayer")):
         return []
     if connections[router.db_for_write(RunEvent)].vendor != "postgresql":
         return []
     return [
         Warning(
-            f"The channel layer {name!r} is in memory: readers in other processes only poll.",
+            f"The channel layer {name!r} is missing or in memory: readers in other processes poll.",
             hint="Use channels_redis where more than one process serves the site.",
             id="aguiapp.W002",
         )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.test import AsyncClient, Client, TestCase, override_settings
+from django.test import AsyncClient, Client, TestCase, modify_settings, override_settings
 
 from aguiapp import RunContext, access, agents, engine, store
 from aguiapp.models import Run, RunEvent, Thread
@@ -22,6 +22,18 @@ async def shopkeeper(run: RunContext) -> None:
     async with run.message(message_id=f"m-{run.input['runId']}") as message:
         await message.write(f"Hello {name}, you said {run.last_user_text}")
     await run.set_state({"greeted": name})
+
+
+class SyncOnly:
+    """A middleware of a host that knows nothing of async."""
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: Any) -> Any:
+        response = self.get_response(request)
+        response["X-Sync"] = "1"
+        return response
 
 
 @override_settings(AGUIAPP={"WRITER": "inline"})
@@ -52,6 +64,21 @@ class TestHost(TestCase):
         run = Run.objects.get()
         assert (run.status, run.last_seq, str(run.key)) == ("success", 6, response["AGUI-Run"])
         assert [e.payload for e in run.events.order_by("seq")] == [f.data for f in frames]
+
+    @modify_settings(MIDDLEWARE={"append": "tests.test_inline.SyncOnly"})
+    def test_a_sync_middleware_is_no_matter_for_a_sync_client(self) -> None:
+        response = self.post(run_input(messages=[said("u1", "tea")]))
+        assert (response.status_code, response["X-Sync"]) == (200, "1")
+
+    @modify_settings(MIDDLEWARE={"append": "tests.test_inline.SyncOnly"})
+    async def test_a_sync_middleware_is_no_matter_for_an_async_client(self) -> None:
+        response = await AsyncClient().post(
+            "/agui/agents/shopkeeper/",
+            data=run_input(),
+            content_type="application/json",
+            headers=self.headers,
+        )
+        assert (response.status_code, response["X-Sync"]) == (200, "1")
 
     def test_a_sync_client_gets_a_document(self) -> None:
         events = self.post(run_input(), "?stream=0").json()["events"]

@@ -103,8 +103,13 @@ class Engine:
         return self.loop.is_running() and not self.draining
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """A task that depends on no request: a fresh context, held until it is done."""
-        task = self.loop.create_task(work, name=name, context=contextvars.Context())
+        """A task that depends on no request: a fresh context, held until it is done.
+
+        The inline writer works in its caller's thread, which asgiref finds by the context.
+        """
+        inline = conf.get().WRITER == "inline"
+        context = contextvars.copy_context() if inline else contextvars.Context()
+        task = self.loop.create_task(work, name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
