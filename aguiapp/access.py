@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.contrib.auth import get_user_model
+from django.conf import settings
+from django.contrib.auth import SESSION_KEY, get_user_model
 from django.contrib.auth.base_user import AbstractBaseUser
 from django.core import signing
 from django.core.exceptions import DisallowedHost, ValidationError
@@ -32,10 +34,17 @@ TOKEN_SALT = "aguiapp.bearer"  # noqa: S105  (names a purpose, is no secret)
 
 @dataclass(frozen=True)
 class Identity:
-    """Somebody: their Django user (None for a session), and the scope their threads live in."""
+    """Somebody: their Django user (None for a session), and the scope their threads live in.
+
+    `mark` is of the password they came with, `expires` of their token (Unix time), `session` the
+    key of their session: a stream ends when any of them does.
+    """
 
     user: Any
     scope: str
+    mark: str = ""
+    expires: float | None = None
+    session: str | None = None
 
     @property
     def actor(self) -> str:
@@ -50,12 +59,15 @@ async def identify(request: HttpRequest) -> Identity:
     """
     user = await _call(conf.imported("AUTHENTICATE"), request)
     if user is not None and user.is_authenticated:
-        return Identity(user, f"user:{user.pk}")
+        expires = getattr(request, "agui_token_expires", None)
+        return Identity(user, f"user:{user.pk}", _password_mark(user), expires)
     auser = getattr(request, "auser", None)
     user = await auser() if auser is not None else None
     if user is not None and user.is_authenticated:
         _check_csrf(request)
-        return Identity(user, f"user:{user.pk}")
+        session = getattr(request, "session", None)
+        key = session.session_key if session is not None else None
+        return Identity(user, f"user:{user.pk}", _password_mark(user), session=key)
     if conf.get().ANONYMOUS and hasattr(request, "session"):
         _check_csrf(request)
         return Identity(None, await _session_scope(request))
@@ -109,8 +121,9 @@ def make_token(user: AbstractBaseUser, seconds: int | None = None) -> str:
     return signing.dumps(claim, salt=TOKEN_SALT, compress=True)
 
 
-def _password_mark(user: AbstractBaseUser) -> str:
-    return user.get_session_auth_hash()[:24]
+def _password_mark(user: Any) -> str:
+    found = getattr(user, "get_session_auth_hash", None)
+    return found()[:24] if found is not None else ""
 
 
 async def bearer_user(request: HttpRequest) -> AbstractBaseUser | None:
@@ -133,6 +146,7 @@ async def bearer_user(request: HttpRequest) -> AbstractBaseUser | None:
         raise Unauthenticated("The bearer token has expired.")
     if not constant_time_compare(mark, _password_mark(user)):
         raise Unauthenticated("The bearer token has expired.")
+    request.agui_token_expires = expires  # type: ignore[attr-defined]
     return user
 
 
@@ -184,14 +198,30 @@ def find(identity: Identity, key: uuid.UUID, right: str) -> Thread:
     return thread
 
 
+def still_valid(identity: Identity) -> bool:
+    """Whether what somebody identified themselves with still counts."""
+    if identity.expires is not None and identity.expires < time.time():
+        return False
+    if identity.user is None:
+        return True
+    user = get_user_model()._default_manager.filter(pk=identity.user.pk, is_active=True).first()
+    if user is None or not constant_time_compare(_password_mark(user), identity.mark):
+        return False
+    if identity.session is None:
+        return True
+    session = import_module(settings.SESSION_ENGINE).SessionStore(identity.session)
+    return bool(session.get(SESSION_KEY) == str(user.pk))
+
+
 def still_sees(identity: Identity, thread: Thread) -> bool:
     """Whether a person who opened a stream may go on reading it."""
-    user = identity.user
-    if user is not None:
-        active = get_user_model()._default_manager.filter(pk=user.pk, is_active=True)
-        if not active.exists():
-            return False
-    return threads(identity).filter(pk=thread.pk).exists()
+    if not still_valid(identity):
+        return False
+    try:
+        find(identity, thread.key, "see")
+    except (NotFound, Forbidden):
+        return False
+    return True
 
 
 def origin_allowed(request: HttpRequest) -> bool:

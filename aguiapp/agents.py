@@ -146,11 +146,23 @@ class RunContext:
         return await asyncio.get_running_loop().run_in_executor(pool, context.run, work)
 
 
+#: Calls that are in the pool's threads now.
+_in_pool: set[object] = set()
+
+
+def pool_is_busy() -> bool:
+    """Whether a thread of the pool is at work: Python would wait for it before it exits."""
+    return bool(_in_pool)
+
+
 def _returning_connections(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    mark = object()
+    _in_pool.add(mark)
     try:
         return function(*args, **kwargs)
     finally:
         connections.close_all()
+        _in_pool.discard(mark)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.core.handlers.asgi import get_script_prefix
 from django.urls import Resolver404, resolve
+from django.utils import translation
 
 from aguiapp import views
 from aguiapp.transports.http import HttpConsumer
@@ -15,7 +16,8 @@ from aguiapp.transports.websocket import RunConsumer
 
 Application = Callable[..., Awaitable[Any]]
 
-STREAMS = (views.agent_run, views.thread_stream)
+#: Views whose answer may take long: served by our consumer, which holds no thread meanwhile.
+STREAMS = (views.agent_run, views.thread_stream, views.thread_events)
 
 
 def mount(django_application: Application, websocket: Application | None = None) -> Application:
@@ -50,7 +52,9 @@ def _view(scope: Any) -> Any:
     if prefix and path.startswith(prefix):
         path = path[len(prefix) :]
     try:
-        return resolve(path or "/", urlconf=settings.ROOT_URLCONF).func
+        # URLs with a language prefix resolve only in their language.
+        with translation.override(translation.get_language_from_path(path)):
+            return resolve(path or "/", urlconf=settings.ROOT_URLCONF).func
     except Resolver404:
         return None
 

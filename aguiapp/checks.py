@@ -9,6 +9,7 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
 
@@ -136,6 +137,23 @@ def check_database(
             hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE", "init_command": '
             '"PRAGMA journal_mode=WAL;"} for this database.',
             id="aguiapp.W001",
+        )
+    ]
+
+
+@register(Tags.database)
+def check_one_database(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Threads and runs name users by foreign keys, which do not cross databases."""
+    log, users = router.db_for_write(RunEvent), router.db_for_write(get_user_model())
+    if log == users:
+        return []
+    return [
+        Error(
+            f"aguiapp writes to the database {log!r}, users are in {users!r}.",
+            hint="Route the app aguiapp to the database of the user model.",
+            id="aguiapp.E006",
         )
     ]
 

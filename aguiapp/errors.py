@@ -138,6 +138,12 @@ class AgentNotReady(AguiError):
     code, status = "agent_not_ready", 503
 
 
+class StoreUnavailable(AguiError):
+    """The database is away, or what is asked for is locked: try again in a moment."""
+
+    code, status = "store_unavailable", 503
+
+
 class Draining(AguiError):
     """The server is shutting down: try again in a moment."""
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
-from django.http import StreamingHttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 
 from aguiapp import conf, feed, protocol
 from aguiapp.errors import StreamAborted
+
+logger = logging.getLogger("aguiapp.stream")
 
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 HEADERS = {
@@ -38,20 +41,68 @@ class EventStream(StreamingHttpResponse):
         self.source = source
 
 
+class Body(NamedTuple):
+    """What a page answers, and whether that is anything."""
+
+    text: str
+    headers: dict[str, str]
+    found: bool
+
+
+class Later(HttpResponse):
+    """A response whose body may have to be waited for.
+
+    `finish` is called by whoever serves it, once the host's middleware is through: a long poll
+    then holds neither its thread nor its connection.
+    """
+
+    def __init__(
+        self, page: Callable[[], Awaitable[Body]], wait: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-store"})
+        self._page = page
+        self._wait = wait
+
+    async def finish(self) -> None:
+        """Fill in the body: at once when there is one, else after the wait."""
+        body = await self._page()
+        if not body.found and self._wait is not None:
+            await self._wait()
+            body = await self._page()
+        self.content = body.text.encode()
+        for name, value in body.headers.items():
+            self[name] = value
+        if self.has_header("Content-Length"):
+            self["Content-Length"] = str(len(self.content))
+
+
+async def _demand(recheck: Recheck) -> None:
+    if not await recheck():
+        raise StreamAborted
+
+
 async def guarded(
     follower: feed.Follower, recheck: Recheck
 ) -> AsyncGenerator[feed.Batch | None, None]:
-    """The follower's batches for as long as the reader may see the thread."""
+    """The follower's batches for as long as the reader may see the thread.
+
+    Whatever goes wrong on the way is an abort: the reader comes back with its cursor.
+    """
     loop = asyncio.get_running_loop()
     period = conf.get().HEARTBEAT_SECONDS
     due = loop.time() + period
-    async with aclosing(follower.batches(period)) as batches:
-        async for batch in batches:
-            if loop.time() >= due:
-                if not await recheck():
-                    raise StreamAborted
-                due = loop.time() + period
-            yield batch
+    try:
+        async with aclosing(follower.batches(period)) as batches:
+            async for batch in batches:
+                if loop.time() >= due:
+                    await _demand(recheck)
+                    due = loop.time() + period
+                yield batch
+    except StreamAborted:
+        raise
+    except Exception as error:
+        logger.exception("stream aborted")
+        raise StreamAborted from error
 
 
 async def sse(

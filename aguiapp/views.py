@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -10,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from django.core.handlers.asgi import ASGIRequest
+from django.db import InterfaceError, OperationalError, connections, transaction
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
@@ -22,6 +24,7 @@ from aguiapp.errors import (
     MethodNotAllowed,
     NeedsAsgi,
     NotFound,
+    StoreUnavailable,
 )
 from aguiapp.models import Run, Thread
 
@@ -35,6 +38,7 @@ def endpoint(*methods: str) -> Callable[[View], Callable[..., Any]]:
     """Make a view: it gets an Identity, and every refusal is JSON of one shape."""
 
     def wrap(view: View) -> Callable[..., Any]:
+        @_outside_transactions
         @csrf_exempt
         @functools.wraps(view)
         async def served(request: HttpRequest, **kwargs: Any) -> HttpResponseBase:
@@ -47,6 +51,9 @@ def endpoint(*methods: str) -> Callable[[View], Callable[..., Any]]:
                 return await view(request, identity, **kwargs)
             except AguiError as error:
                 return refusal(error)
+            except (OperationalError, InterfaceError):
+                logger.warning("database away or locked path=%s", request.path, exc_info=True)
+                return refusal(StoreUnavailable())
             except Exception:
                 logger.exception("view failed path=%s", request.path)
                 return refusal(AguiError())
@@ -56,6 +63,13 @@ def endpoint(*methods: str) -> Callable[[View], Callable[..., Any]]:
     return wrap
 
 
+def _outside_transactions(view: Callable[..., Any]) -> Callable[..., Any]:
+    """ATOMIC_REQUESTS is for views that live in one transaction; these never do."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
+
+
 def refusal(error: AguiError) -> HttpResponse:
     """The response for an error that came before any stream."""
     response = HttpResponse(
@@ -63,6 +77,8 @@ def refusal(error: AguiError) -> HttpResponse:
     )
     if error.status == 401:
         response["WWW-Authenticate"] = "Bearer"
+    if error.status == 503:
+        response["Retry-After"] = "1"
     if isinstance(error, MethodNotAllowed):
         response["Allow"] = ", ".join(error.details["allowed"])
     return response
@@ -216,12 +232,29 @@ async def thread_events(
     run = await store.call(parameters.run, request, thread)
     limit = parameters.number(request, "limit", conf.get().PAGE_EVENTS, 1, conf.get().PAGE_EVENTS)
     wait = parameters.seconds(request, "wait", MAX_WAIT_SECONDS)
+    wants = protocol.negotiate(request.headers.get("Accept"))
+    page = functools.partial(_page, thread, after, run, limit, wants)
+    arrival = functools.partial(_first_event, thread, after, run, wait) if wait else None
+    response = eventstream.Later(page, arrival)
+    if getattr(request, "scope", {}).get("aguiapp"):
+        return response  # the consumer waits, when the host's middleware has let go of its thread
+    await response.finish()
+    return response
+
+
+async def _first_event(thread: Thread, after: int, run: Run | None, wait: float) -> None:
+    """Wait for an event behind the position, or `wait` seconds."""
+    follower = feed.Follower(thread, after, run)
+    async with contextlib.aclosing(follower.batches(wait)) as batches:
+        async for _ in batches:
+            return
+
+
+async def _page(
+    thread: Thread, after: int, run: Run | None, limit: int, wants: str
+) -> eventstream.Body:
     follower = feed.Follower(thread, after, run)
     batches = await follower.read(limit)
-    if not batches and wait and not follower.finished:
-        async for batch in follower.batches(wait):
-            batches = [batch] if batch is not None else []
-            break
     events = [payload for batch in batches for payload in batch.payloads]
     headers = {
         "AGUI-Thread": str(thread.key),
@@ -230,11 +263,11 @@ async def thread_events(
     }
     if events:
         headers["AGUI-Cursor"] = feed.cursor(thread.epoch, batches[0].first)
-    if protocol.negotiate(request.headers.get("Accept")) == "json":
+    if wants == "json":
         text = f'{{"events":[{",".join(events)}],"next":"{follower.cursor}"}}'
-        return HttpResponse(text, content_type="application/json", headers=headers)
+        return eventstream.Body(text, {**headers, "Content-Type": "application/json"}, bool(events))
     text = "".join(f"{event}\n" for event in events)
-    return HttpResponse(text, content_type="application/x-ndjson", headers=headers)
+    return eventstream.Body(text, {**headers, "Content-Type": "application/x-ndjson"}, bool(events))
 
 
 @endpoint("GET")

@@ -111,6 +111,13 @@ SCRIPTED_AGENT = os.environ.get("SCRIPTED_AGENT", "") == "1"
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
+    "filters": {
+        "not_http2": {  # Daphne's advice at every start
+            "()": "django.utils.log.CallbackFilter",
+            "callback": lambda record: "HTTP/2" not in record.getMessage(),
+        }
+    },
     "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "loggers": {"daphne.server": {"filters": ["not_http2"]}},
     "root": {"handlers": ["console"], "level": "INFO"},
 }

@@ -39,6 +39,17 @@ def chat(request: HttpRequest, agent: str) -> HttpResponse:
     return render(request, "chat.html", context)
 
 
+@login_required
+def ending(request: HttpRequest, key: UUID) -> HttpResponse:
+    """The event that ended a thread's last run, which no snapshot holds; 204 without one."""
+    thread = get_object_or_404(threads(request), key=key)
+    ended = Run.objects.filter(thread=thread, finished_at__isnull=False).order_by("-pk").first()
+    event = ended.events.order_by("-seq").first() if ended else None
+    if event is None:
+        return HttpResponse(status=204)
+    return HttpResponse(event.payload, content_type="application/json")
+
+
 def threads(request: HttpRequest) -> QuerySet[Any]:
     """The visitor's own threads, newest first, each with its last agent and its first message."""
     last = Run.objects.filter(thread=OuterRef("pk")).order_by("-pk").values("agent")

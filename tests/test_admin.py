@@ -21,6 +21,7 @@ from aguiapp import conf, protocol, store
 from aguiapp.admin import cells, export, folds, replay
 from aguiapp.admin.readonly import ReadOnly
 from aguiapp.models import Participant, Run, RunEvent, Thread
+from aguiapp.store import reads
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
@@ -267,6 +268,23 @@ def test_the_list_tells_the_statuses_apart(web: Client, thread: Thread) -> None:
         assert f"agui-badge-{status}" in page
     assert ">agent_failed</code>" in page
     assert "1 min 15 s" in page
+
+
+def test_long_ids_are_short_in_lists_and_whole_on_pointing(web: Client, user: User) -> None:
+    thread = Thread.objects.create(scope="s", thread_id="thread-without-title", owner=user)
+    make_run(thread, "run<of-the-list>", [], kind="edit")
+    page = web.get(reverse("admin:aguiapp_run_changelist")).content.decode()
+    assert '<span class="nowrap" title="run&lt;of-the-list&gt;">run&lt;of-t…</span></a>' in page
+    assert '<span class="nowrap" title="thread-without-title">thread-w…</span>' in page
+    assert "field-kind" not in page
+    assert page.index("field-status_badge") < page.index("field-agent") < page.index("field-run_")
+
+
+def test_a_thread_without_a_title_is_called_by_its_id_once(web: Client, thread: Thread) -> None:
+    Thread.objects.create(scope="s", thread_id="untitled", owner=thread.owner)
+    page = web.get(reverse("admin:aguiapp_thread_changelist")).content.decode()
+    assert '<span title="thread-1">Orders</span>' in page
+    assert page.count(">untitled<") == 1
 
 
 @pytest.mark.parametrize(
@@ -551,7 +569,7 @@ def test_a_page_can_hold_any_text() -> None:
 def test_the_export_is_the_stored_texts_and_nothing_else(
     web: Client, poisoned: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "PAGE_ROWS", 4)
+    monkeypatch.setattr(reads, "PAGE_BYTES", 200)
     response = web.get(pages(poisoned)["export"])
     stored = poisoned.events.order_by("seq").values_list("payload", flat=True)
     assert body(response) == b"".join(text.encode() + b"\n" for text in stored)
@@ -562,7 +580,7 @@ def test_the_export_is_the_stored_texts_and_nothing_else(
 async def test_the_export_is_the_same_under_asgi(
     poisoned: Run, staff: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "PAGE_ROWS", 4)
+    monkeypatch.setattr(reads, "PAGE_BYTES", 200)
     client = AsyncClient()
     await client.aforce_login(staff)
     response: Any = await client.get(pages(poisoned)["export"])
@@ -585,8 +603,3 @@ async def test_the_export_is_the_same_under_asgi(
 )
 def test_the_file_has_a_plain_name(run_id: str, name: str) -> None:
     assert export.filename(Run(pk=7, run_id=run_id)) == f"{name}.agui.jsonl"
-
-
-def test_pages_of_large_events_are_small() -> None:
-    assert export.page_rows(Run(bytes=0, last_seq=0)) == 1000
-    assert export.page_rows(Run(bytes=8 * 2**20, last_seq=2)) == 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.test import Client
 
 from aguiapp import RunError, engine
@@ -201,10 +202,24 @@ class TestPages:
     def test_threads_are_called_by_what_was_said(self, payload: str | None, title: str) -> None:
         assert views.opening(payload) == title
 
-    @pytest.mark.parametrize("path", ["/chat/nobody/", "/chat/echo/?thread=1"])
+    @pytest.mark.parametrize("path", ["/chat/nobody/", "/chat/echo/?thread=1", "/elsewhere/"])
     def test_what_is_not_there_is_404(self, client: Client, user: User, path: str) -> None:
         client.force_login(user)
-        assert client.get(path).status_code == 404
+        response = client.get(path)
+        assert (response.status_code, b"Nothing here" in response.content) == (404, True)
+
+    def test_how_the_last_run_ended_can_be_asked(
+        self, client: Client, user: User, other: User
+    ) -> None:
+        client.force_login(user)
+        empty = Thread.objects.create(scope="user:1", thread_id="empty", owner=user)
+        assert client.get(f"/threads/{empty.key}/ending/").status_code == 204
+        run("echo", "hi", user)
+        address = f"/threads/{run('tokens', user=user, n=-1).thread.key}/ending/"
+        event = client.get(address).json()
+        assert (event["type"], event["code"]) == ("RUN_ERROR", "bad_input")
+        client.force_login(other)
+        assert client.get(address).status_code == 404
 
 
 @database
@@ -216,12 +231,26 @@ class TestDemo:
             call_command("demo", "--no-serve", "--port", "8001", stdout=out)
         first, second = (out.getvalue() for out in printed)
         assert Run.objects.filter(status=Run.Status.SUCCESS).count() == 2
+        assert "Home      http://127.0.0.1:8001/\n" in first
         assert "http://127.0.0.1:8001/chat/support/" in first
         assert "curl -N http://127.0.0.1:8001/agui/agents/tokens/" in first
         password = first.split("Password")[1].split()[0]
         assert User.objects.get(username="demo1").check_password(password)
         assert User.objects.get(username="admin").is_superuser
         assert "as printed the first time" in second
+
+    def test_a_port_in_use_is_told_before_anything_else(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port, out = taken.getsockname()[1], io.StringIO()
+            with pytest.raises(CommandError, match=f"{port} is in use: make demo PORT={port + 1}"):
+                call_command("demo", "--port", str(port), stdout=out)
+        assert out.getvalue() == ""
+        assert not User.objects.exists()
+        demo.try_port("127.0.0.1", port)
+
+    def test_an_address_of_another_machine_is_told_as_well(self) -> None:
+        with pytest.raises(CommandError, match=r"Cannot listen on 192\.0\.2\.1"):
+            demo.try_port("192.0.2.1", 8000)
 
     def test_a_given_password_is_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DEMO_PASSWORD", "given")

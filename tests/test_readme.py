@@ -46,9 +46,12 @@ class FirstTry(TestCase):
 
 
 def snippets() -> dict[str, str]:
-    """The README's Python, by the file that it belongs to."""
+    """The README's Python, by the file that it belongs to; a file's snippets follow each other."""
     readme = Path(settings.BASE_DIR, "README.md").read_text(encoding="utf-8")
-    return {name: textwrap.dedent(code) for _, name, code in SNIPPET.findall(readme)}
+    found: dict[str, str] = {}
+    for _, name, code in SNIPPET.findall(readme):
+        found[name] = found.get(name, "") + textwrap.dedent(code)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,7 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, code in snippets().items():
         path = folder / name
         if name == "mysite/settings.py":
-            code = f"{path.read_text(encoding='utf-8')}\n{code}\nINSTALLED_APPS.append('shop')\n"
+            code = f"{path.read_text(encoding='utf-8')}\n{code}"
         path.write_text(code, encoding="utf-8")
     (folder / "shop" / "tests.py").write_text(FIRST_TRY, encoding="utf-8")
     return folder

@@ -18,7 +18,7 @@ from hypothesis import given, settings as hypothesis, strategies as st
 
 from aguiapp import errors, protocol, store
 from aguiapp.models import Command, InputMessage, Run, RunEvent, Thread
-from aguiapp.store import inputs, lease, sql
+from aguiapp.store import inputs, lease, reads, sql
 from tests import scripts
 from tests.scripts import opening, row, run_input, said
 
@@ -46,8 +46,17 @@ def ended(run: Run, count: int = 3, **ending: Any) -> Run:
     """The run with its terminal."""
     rows = whole(run, count)
     given_ = {"status": "success", **ending}
-    store.finish(run.pk, run.lease_token or 0, rows, 10, store.Ending(**given_))
-    return store.refresh(run)
+    again = False
+    while True:  # as a driver does: a lost connection is tried again
+        try:
+            store.finish(
+                run.pk, run.lease_token or 0, rows, 10, store.Ending(**given_), again=again
+            )
+        except (OperationalError, InterfaceError):
+            assert not again, "lost twice"
+            again = True
+        else:
+            return store.refresh(run)
 
 
 # -- inputs ----------------------------------------------------------------------
@@ -462,3 +471,15 @@ class TestLeases:
 def test_helpers_make_legal_rows() -> None:
     run = ended(opened(), 5)
     scripts.legal([protocol.loads(r.payload) for r in store.read(run.pk)])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_page_holds_so_many_bytes_or_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ended(opened(), 8)
+    size = len(store.read(run.pk)[1].payload)
+    monkeypatch.setattr(reads, "PAGE_BYTES", 3 * size)
+    found = [row.seq for page in store.pages(run.pk) for row in page]
+    assert found == list(range(1, 9))
+    assert max(len(page) for page in store.pages(run.pk)) <= 3
+    monkeypatch.setattr(reads, "PAGE_BYTES", 1)
+    assert [[row.seq for row in page] for page in store.pages(run.pk)] == [[n] for n in found]

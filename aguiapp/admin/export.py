@@ -13,9 +13,6 @@ from django.utils.http import content_disposition_header
 from aguiapp import store
 from aguiapp.models import Run
 
-PAGE_ROWS = 1000
-PAGE_BYTES = 4 * 1024 * 1024
-
 
 def filename(run: Run) -> str:
     """A name that is a plain file name on every system, whatever the run's id is."""
@@ -23,15 +20,9 @@ def filename(run: Run) -> str:
     return f"{safe or run.pk}.agui.jsonl"
 
 
-def page_rows(run: Run) -> int:
-    """Rows per page, so that a page of average events stays within `PAGE_BYTES`."""
-    average = run.bytes // max(run.last_seq, 1)
-    return max(1, min(PAGE_ROWS, PAGE_BYTES // max(average, 1)))
-
-
 def page(run: Run, after: int, last: int) -> tuple[bytes, int | None]:
     """The lines of the rows after a seq, and the seq to go on from; None at the end."""
-    rows = [row for row in store.read(run.pk, after, page_rows(run)) if row.seq <= last]
+    rows = [row for row in store.read(run.pk, after) if row.seq <= last]
     text = "".join(f"{row.payload}\n" for row in rows)
     return text.encode(), rows[-1].seq if rows else None
 

@@ -53,12 +53,18 @@ def events(request: HttpRequest, run: Run) -> dict[str, Any]:
     after = number(request, "after", 0, 0, 2**63 - 1)
     limit = number(request, "limit", PAGE_ROWS, 1, PAGE_ROWS)
     return {
-        "events": [rows.line(row) for row in store.read(run.pk, after, limit)],
+        "events": lines(run, after, limit),
         "last": last,
         "ended": run.ended,
         "status": run.status,
         "statusText": " ".join(cells.look(run.status)),
     }
+
+
+def lines(run: Run, after: int, limit: int) -> list[dict[str, Any]]:
+    """The list's lines of `limit` events behind a seq; their payloads are read in small pages."""
+    pages = store.pages(run.pk, after, until=after + limit)
+    return [rows.line(row) for page in pages for row in page]
 
 
 def at(request: HttpRequest, run: Run) -> dict[str, Any]:
@@ -117,7 +123,7 @@ def start_seq(request: HttpRequest, last: int) -> int:
 def page(request: HttpRequest, run: Run, site: str) -> dict[str, Any]:
     """The context of the Replay page."""
     last = store.last_seq(run)
-    first = store.read(run.pk, limit=PLAIN_ROWS)
+    first = [row for page in store.pages(run.pk, until=PLAIN_ROWS) for row in page]
     cheap = last <= PLAIN_FOLD or "plain" in request.GET
     return {
         "run": run,

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 else:
     RunModelAdmin = admin.ModelAdmin
 
+#: So much of an id tells the rows of a page apart.
+SHOWN_ID = 8
 #: The agents of this many latest runs are offered as filters: a constant cost, at any size.
 RECENT_RUNS = 1000
 
@@ -61,6 +63,13 @@ class AgentFilter(admin.SimpleListFilter):
         return queryset.filter(agent=self.value()) if self.value() else queryset
 
 
+def shortened(text: str) -> SafeString:
+    """The beginning of an id; the whole of it for who points there."""
+    whole = cells.printable(text)
+    shown = whole if len(whole) <= SHOWN_ID else f"{whole[:SHOWN_ID]}…"
+    return format_html('<span class="nowrap" title="{}">{}</span>', whole, shown)
+
+
 def json_page(
     view: Callable[Concatenate[RunAdmin, HttpRequest, int, ...], dict[str, Any]],
 ) -> Callable[..., HttpResponse]:
@@ -84,18 +93,18 @@ class RunAdmin(ReadOnly, RunModelAdmin):
     """Runs, newest first, with Replay and export."""
 
     list_display = (
-        "run_id",
-        "replay_link",
-        "thread",
-        "agent",
         "status_badge",
-        "kind",
+        "agent",
+        "run_short",
+        "thread_short",
+        "replay_link",
+        "started",
+        "duration",
         "user",
         "last_seq_shown",
         "size",
-        "started",
-        "duration",
     )
+    list_display_links = ("run_short",)
     list_filter = ("status", AgentFilter, "kind", ("queued_at", admin.DateFieldListFilter))
     list_select_related = ("thread", "user")
     list_per_page = 50
@@ -261,6 +270,16 @@ class RunAdmin(ReadOnly, RunModelAdmin):
         return export.response(request, run)
 
     # -- cells ----------------------------------------------------------------------------------
+
+    @admin.display(description=_("run"))
+    def run_short(self, run: Run) -> SafeString:
+        """The beginning of the run's id."""
+        return shortened(run.run_id)
+
+    @admin.display(description=_("thread"))
+    def thread_short(self, run: Run) -> SafeString:
+        """The beginning of the thread's id."""
+        return shortened(run.thread.thread_id)
 
     @admin.display(description=_("replay"))
     def replay_link(self, run: Run) -> SafeString:

@@ -16,6 +16,7 @@ from django.utils.translation import gettext, gettext_lazy as _
 
 from aguiapp.admin import cells
 from aguiapp.admin.readonly import ReadOnly
+from aguiapp.admin.runs import shortened
 from aguiapp.models import Participant, Run, Thread
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class ParticipantInline(ReadOnly, ParticipantTabularInline):
 class ThreadAdmin(ReadOnly, ThreadModelAdmin):
     """Threads, latest activity first, each with the way to its runs."""
 
-    list_display = ("name", "thread_id", "scope", "owner", "runs", "last_status", "updated")
+    list_display = ("name", "owner", "runs", "last_status", "updated", "scope")
     list_display_links = ("name",)
     list_filter = (("updated", admin.DateFieldListFilter),)
     list_select_related = ("owner",)
@@ -83,9 +84,12 @@ class ThreadAdmin(ReadOnly, ThreadModelAdmin):
         return ("thread_id__startswith", "title", owner)
 
     @admin.display(description=_("thread"))
-    def name(self, thread: Thread) -> str:
-        """The title, else the id."""
-        return str(thread)
+    def name(self, thread: Thread) -> SafeString:
+        """The title, else the beginning of the id; the whole id for who points there."""
+        if not thread.title:
+            return shortened(thread.thread_id)
+        title = cells.printable(thread.title)
+        return format_html('<span title="{}">{}</span>', cells.printable(thread.thread_id), title)
 
     @admin.display(description=_("runs"))
     def runs(self, thread: Any) -> SafeString:

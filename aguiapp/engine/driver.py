@@ -7,9 +7,12 @@ import logging
 import time
 import traceback
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from django.db import InterfaceError, OperationalError
 
 from aguiapp import conf, feed, protocol, store
 from aguiapp.agents import Agent, RunContext
@@ -154,6 +157,8 @@ class Driver:
             await self._end()
         except Exception:
             logger.exception("run failed in the engine run=%s", self.run.key)
+            self._append()
+            await self._save_pending()
             await self._end_from_log("store_failed", traceback.format_exc())
         finally:
             self._tail.close()
@@ -272,8 +277,37 @@ class Driver:
             first_event_at=self._first_event_at or moment(rows[0].created),
         )
         self._noted = len(recorder.findings)
-        await store.call(store.finish, self.run.pk, self.lane.token, rows, recorder.bytes, ending)
+        await self._store_end(rows, ending)
         self.committed(rows)
+
+    async def _store_end(self, rows: list[store.Row], ending: store.Ending) -> None:
+        """Write the last transaction; a lock or a lost connection is waited out, within the lease."""
+        deadline = time.monotonic() + conf.get().LEASE_SECONDS
+        again = False
+        while True:
+            try:
+                await store.call(
+                    store.finish,
+                    self.run.pk,
+                    self.lane.token,
+                    rows,
+                    self._recorder.bytes,
+                    ending,
+                    again=again,
+                )
+            except (OperationalError, InterfaceError):
+                if time.monotonic() > deadline:
+                    raise
+                again = True
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+    async def _save_pending(self) -> None:
+        """Bring to the table what the agent wrote before the engine failed."""
+        with suppress(Exception):
+            async with asyncio.timeout(conf.get().LEASE_SECONDS):
+                await self._writer.below(self.lane, 0)
 
     async def _end_lost(self, error: Exception) -> None:
         if isinstance(error, Fenced):
@@ -303,9 +337,9 @@ class Driver:
         if self._stop == Run.Status.CANCELLED:
             return recovery.terminal(self.run, status=Run.Status.CANCELLED)
         code, message = self._stop, ""
+        if not self._stop and self._refused is None and self._failure is None:
+            self._end_chunks()
         failure = self._refused or self._failure
-        if not code and failure is None:
-            self._recorder.end_chunks()
         if not code and failure is not None:
             code, message = self._explain(failure)
         elif not code and (self._recorder.agent_started or self._recorder.verifier.open_items):
@@ -313,6 +347,12 @@ class Driver:
         if code:
             return recovery.terminal(self.run, status=Run.Status.ERROR, code=code, message=message)
         return recovery.terminal(self.run, status=Run.Status.SUCCESS)
+
+    def _end_chunks(self) -> None:
+        try:
+            self._recorder.end_chunks()
+        except (protocol.ProtocolError, LimitExceeded) as error:
+            self._refused = error
 
     def _explain(self, error: BaseException) -> tuple[str, str]:
         """Code and public sentence; everything else is for staff and the server's log."""

@@ -103,8 +103,8 @@ def _is_behind(fold: protocol.Snapshot, theirs: list[Message], merged: Merged) -
     """
     view = [message for message in theirs if message["role"] not in INSTRUCTIONS]
     if merged.edited is None:
-        return not _same_view([*fold.messages, *merged.new], view)
-    ours, seen = _spoken(merged.edited), _spoken(view)
+        return not _same_view(_distinct([*fold.messages, *merged.new]), view)
+    ours, seen = _spoken(_distinct(merged.edited)), _spoken(view)
     return [message["id"] for message in ours] != [message["id"] for message in seen]
 
 
@@ -198,7 +198,8 @@ def _edit(
 def _client_history(
     fold: protocol.Snapshot, theirs: list[Message], unknown: list[Message]
 ) -> Merged:
-    view = [message for message in theirs if message not in unknown]
+    fresh = {message["id"] for message in unknown}
+    view = [message for message in theirs if message["id"] not in fresh]
     same = _same_view(fold.messages, view)
     return Merged(messages=theirs, new=unknown, state=None, edited=None if same else theirs)
 

@@ -52,7 +52,8 @@ def read(thread: Thread, run: Run, given: dict[str, Any], actor: str | None) -> 
     )
     unlogged: list[protocol.Event] = []
     if merged.heal and last is not None:
-        theirs = [m for m in given["messages"] if m not in merged.new]
+        new = {message["id"] for message in merged.new}
+        theirs = [m for m in given["messages"] if m["id"] not in new]
         unlogged = history.heal(fold, thread.thread_id, last.run_id, theirs)
     mark = {"aguiapp": {"actor": actor}} if actor else {}
     events = [_run_started(given, merged.new, mark), *history.opening_events(merged, mark)]

@@ -139,7 +139,7 @@ class Recorder:
     def end_chunks(self) -> None:
         """The agent returned in order: what its chunks opened is complete."""
         for event in self._expander.feed({"type": "RUN_FINISHED", **self._ids})[:-1]:
-            self._take(event)
+            self._write_whole(event, free=True)
 
     def drain(self) -> list[Encoded]:
         """Hand over what was recorded since the last call."""

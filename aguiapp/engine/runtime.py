@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from aguiapp import conf, feed, store
+from aguiapp import agents, conf, feed, store
 from aguiapp.engine import recovery
 from aguiapp.engine.driver import Driver
 from aguiapp.errors import Fenced
@@ -23,6 +23,8 @@ logger = logging.getLogger("aguiapp.engine")
 
 #: How long a stopping process waits for its readers to take their last bytes.
 FLUSH_SECONDS = 2.0
+#: How long a stopped process may be held up by a blocking call of an agent.
+EXIT_SECONDS = 10.0
 
 
 class Leases:
@@ -236,11 +238,20 @@ def _start_drain(engine: Engine, number: int, frame: FrameType | None) -> None:
         try:
             await engine.drain()
         finally:
+            if agents.pool_is_busy():
+                _exit_anyway(number)
             _hand_over(number, frame)
 
     task = engine.loop.create_task(drain())
     _drains.add(task)
     task.add_done_callback(_drains.discard)
+
+
+def _exit_anyway(number: int) -> None:
+    """Python joins threads before it exits, and one of ours is in an agent's blocking call."""
+    timer = threading.Timer(EXIT_SECONDS, os._exit, (128 + number,))
+    timer.daemon = True
+    timer.start()
 
 
 def _hand_over(number: int, frame: FrameType | None) -> None:

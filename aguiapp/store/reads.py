@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from django.db.models import Max, OuterRef, QuerySet, Subquery
+from django.db.models import BigIntegerField, Func, Max, OuterRef, QuerySet, Subquery
 
 from aguiapp import conf, protocol
 from aguiapp.models import Run, RunEvent, Thread
@@ -25,10 +25,32 @@ class Stored(NamedTuple):
     created: datetime
 
 
+#: A page of events holds at most this many bytes, but always one event.
+PAGE_BYTES = 1024 * 1024
+
+
+class OctetLength(Func):
+    """Bytes of a text; PostgreSQL knows them without reading a long text itself."""
+
+    function = "OCTET_LENGTH"
+    output_field = BigIntegerField()
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> Any:
+        return self.as_sql(compiler, connection, function="LENGTH", **extra)
+
+
 def read(run_id: int, after: int = 0, limit: int = 1000) -> list[Stored]:
-    """Up to `limit` events of a run with a seq above `after`, in order."""
-    rows = RunEvent.objects.using(sql.database()).filter(run_id=run_id, seq__gt=after)
-    found = rows.order_by("seq").values_list("seq", "type", "payload", "created")[:limit]
+    """A page of a run's events with a seq above `after`, in order: at most `limit` of them."""
+    events = RunEvent.objects.using(sql.database()).filter(run_id=run_id, seq__gt=after)
+    sizes = events.order_by("seq").values_list("seq", OctetLength("payload"))[:limit]
+    until, total = after, 0
+    for seq, size in sizes:
+        total += size
+        if total > PAGE_BYTES and until > after:
+            break
+        until = seq
+    rows = events.filter(seq__lte=until).order_by("seq")
+    found = rows.values_list("seq", "type", "payload", "created") if until > after else ()
     return [Stored(*row) for row in found]
 
 
@@ -65,8 +87,6 @@ def pages(run_id: int, after: int = 0, until: int | None = None) -> Iterator[lis
             return
         yield page
         after = page[-1].seq
-        if len(page) < limit:
-            return
 
 
 def placed_runs(thread_id: int) -> QuerySet[Run]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import IntegrityError, InterfaceError, OperationalError
+from django.db import IntegrityError, OperationalError
 from django.db.models import Q
 from django.db.models.functions import Now
 
@@ -202,27 +202,27 @@ class Ending:
     first_event_at: datetime | None = None
 
 
-def finish(run_id: int, token: int, rows: Sequence[Row], total_bytes: int, ending: Ending) -> None:
+def finish(
+    run_id: int,
+    token: int,
+    rows: Sequence[Row],
+    total_bytes: int,
+    ending: Ending,
+    *,
+    again: bool = False,
+) -> None:
     """Write the last rows with the terminal event and free the slot, in one transaction.
 
-    Raises Fenced when the token is gone: somebody else ended the run.
+    Raises Fenced when the token is gone: somebody else ended the run. `again` says that an
+    earlier attempt failed and may have arrived all the same.
     """
-    for attempt in range(4):
-        try:
-            found = sql.connection()
-            with sql.writing(found):
-                _finish(found, run_id, token, rows, total_bytes, ending)
-        except (OperationalError, InterfaceError):
-            if attempt == 3:
-                raise
-            sql.discard_if_broken()
-        except Fenced:
-            # The commit before this attempt may have arrived although its answer did not.
-            if attempt and _ended_with(run_id, rows[-1].seq, ending.status):
-                return
+    found = sql.connection()
+    try:
+        with sql.writing(found):
+            _finish(found, run_id, token, rows, total_bytes, ending)
+    except Fenced:
+        if not (again and _ended_with(run_id, rows[-1].seq, ending.status)):
             raise
-        else:
-            return
 
 
 def _finish(
@@ -299,20 +299,29 @@ def abandoned() -> list[Run]:
 def take(run: Run) -> int | None:
     """Become the holder of a run, to end it; None when somebody was faster."""
     token = new_token()
-    runs = Run.objects.using(sql.database()).filter(
-        pk=run.pk, status=Run.Status.RUNNING, lease_token=run.lease_token
-    )
-    taken = runs.update(
-        lease_token=token, lease_owner=lease.owner() + lease.ENDING, lease_expires=_expiry()
-    )
+    found = sql.connection()
+    try:
+        with sql.writing(found):
+            runs = Run.objects.using(found.alias).filter(
+                pk=run.pk, status=Run.Status.RUNNING, lease_token=run.lease_token
+            )
+            taken = runs.update(
+                lease_token=token,
+                lease_owner=lease.owner() + lease.ENDING,
+                lease_expires=_expiry(),
+            )
+    except OperationalError:  # its row is locked: whoever holds it is at work on it
+        return None
     return token if taken else None
 
 
 def command(run: Run, kind: str, actor: str, payload: str = "") -> Command:
     """Leave word for the process that drives the run."""
-    return Command.objects.using(sql.database()).create(
-        thread_id=run.thread_id, run=run, kind=kind, actor=actor, payload=payload
-    )
+    found = sql.connection()
+    with sql.writing(found):
+        return Command.objects.using(found.alias).create(
+            thread_id=run.thread_id, run=run, kind=kind, actor=actor, payload=payload
+        )
 
 
 def pending_commands(run_ids: Sequence[int]) -> list[Command]:

@@ -14,7 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from aguiapp.models import Run, RunEvent
 
 #: How long a transaction of the store waits for a row that somebody else holds.
-LOCK_TIMEOUT_MS = 2000
+LOCK_TIMEOUT_MS = 500
 #: SQLite takes at most 32,766 parameters in a statement.
 SQLITE_ROWS = 6000
 
@@ -41,10 +41,10 @@ def connection() -> BaseDatabaseWrapper:
 
 
 def discard_if_broken() -> None:
-    """Close the calling thread's connection when it is of no more use, so that the next is new."""
-    found = connections[database()]
-    if not found.in_atomic_block and not found.is_usable():
-        found.close()
+    """Close the calling thread's connections that are of no more use, so that the next are new."""
+    for found in connections.all(initialized_only=True):
+        if not found.in_atomic_block and not found.is_usable():
+            found.close()
 
 
 def is_postgres(found: BaseDatabaseWrapper) -> bool:

@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
-from django.core.signals import request_finished, request_started
+from django.core.signals import request_started
+from django.db import connections
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
@@ -48,4 +49,4 @@ async def respond(scope: dict[str, Any], body: bytes) -> HttpResponseBase:
                 return cast(HttpResponseBase, refused)
             return await django.get_response_async(request)
         finally:
-            await sync_to_async(request_finished.send, thread_sensitive=True)(sender=type(django))
+            await sync_to_async(connections.close_all, thread_sensitive=True)()

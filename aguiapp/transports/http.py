@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import Any
 
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 from django.http.response import HttpResponseBase
 
 from aguiapp import conf
 from aguiapp.errors import StreamAborted
-from aguiapp.eventstream import EventStream
+from aguiapp.eventstream import EventStream, Later
 from aguiapp.transports import gate
 from aguiapp.transports.outlet import Outlet
+
+logger = logging.getLogger("aguiapp.stream")
 
 #: Nobody sends to a stream through the layer, so it must not cost a subscription: an alias that
 #: is never configured gives a consumer without a channel.
@@ -88,9 +92,13 @@ class HttpConsumer(AsyncConsumer):
             if isinstance(response, EventStream):
                 await self._stream(response)
             else:
+                if isinstance(response, Later):
+                    await response.finish()
                 await gate.handler().send_response(response, send)
         finally:
-            response.close()
+            # Receivers of request_finished may use the ORM.
+            async with ThreadSensitiveContext():
+                await sync_to_async(response.close, thread_sensitive=True)()
 
     async def _stream(self, response: EventStream) -> None:
         async with Outlet(self.base_send) as outlet:
@@ -101,8 +109,10 @@ class HttpConsumer(AsyncConsumer):
                         await outlet(
                             {"type": "http.response.body", "body": chunk, "more_body": True}
                         )
-            except StreamAborted as aborted:
-                if outlet.cut(aborted):
+            except Exception as error:
+                if not isinstance(error, StreamAborted):
+                    logger.exception("stream failed")
+                if outlet.cut(error):
                     return
                 raise
             outlet.release()

@@ -78,7 +78,7 @@ class Outlet:
                 self._twisted.unregisterProducer()
             self._producer = None
 
-    def cut(self, error: StreamAborted) -> bool:
+    def cut(self, error: Exception) -> bool:
         """Close the connection without its final chunk; False when the server must be told so.
 
         A reader who stalled is cut at once: waiting for its buffer to empty would be for ever.

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import io
 import json
+import logging
 from typing import Any
 
 from channels.consumer import AsyncConsumer
@@ -15,15 +16,25 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpResponse
 
 from aguiapp import access, conf, engine, eventstream, parameters, protocol, store, views
-from aguiapp.errors import AguiError, StreamAborted, TooLarge, Unparsable
+from aguiapp.errors import AguiError, StreamAborted, TooLarge, Unauthenticated, Unparsable
 from aguiapp.transports import gate
 from aguiapp.transports.http import NO_LAYER
 from aguiapp.transports.outlet import Outlet, Stalled
 
-NORMAL, RESTART, OVERLOAD = 1000, 1012, 1013
-BAD_FRAME, TOO_LARGE = 4400, 4413
+logger = logging.getLogger("aguiapp.stream")
+
+NORMAL, FAILED, RESTART, OVERLOAD = 1000, 1011, 1012, 1013
+BAD_FRAME, IDLE, TOO_LARGE = 4400, 4408, 4413
 #: Close codes by HTTP status; everything else is a bad frame.
-CLOSE_CODES = {401: 4401, 403: 4403, 404: 4404, 413: TOO_LARGE, 429: 4429, 500: 1011, 503: OVERLOAD}
+CLOSE_CODES = {
+    401: 4401,
+    403: 4403,
+    404: 4404,
+    413: TOO_LARGE,
+    429: 4429,
+    500: FAILED,
+    503: OVERLOAD,
+}
 
 
 class RunConsumer(AsyncConsumer):
@@ -37,6 +48,7 @@ class RunConsumer(AsyncConsumer):
     def __init__(self) -> None:
         self._handshake: views.Handshake | None = None
         self._pump: asyncio.Task[None] | None = None
+        self._silence: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
@@ -55,11 +67,15 @@ class RunConsumer(AsyncConsumer):
         await self.send({"type": "websocket.accept"})
         if isinstance(response, views.Handshake):
             self._handshake = response
+            loop = asyncio.get_running_loop()
+            self._silence = loop.call_later(conf.get().STALL_SECONDS, self._expire)
         else:
             await self._refuse(_refusal(response), response.status_code)
 
     async def websocket_receive(self, message: dict[str, Any]) -> None:
         """The first text frame starts the run; there is no second."""
+        if self._silence is not None:
+            self._silence.cancel()
         text = message.get("text")
         if self._pump is not None or self._handshake is None:
             await self._refuse(Unparsable("One frame, one run: open another socket."))
@@ -75,7 +91,13 @@ class RunConsumer(AsyncConsumer):
         await self._stop()
         raise StopConsumer
 
+    def _expire(self) -> None:
+        """A socket on which nobody asks for a run is closed."""
+        self._pump = asyncio.ensure_future(self.send({"type": "websocket.close", "code": IDLE}))
+
     async def _stop(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
         if self._pump is not None and not self._pump.done():
             self._pump.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -93,6 +115,10 @@ class RunConsumer(AsyncConsumer):
         except AguiError as error:
             await self._refuse(error)
             return
+        except Exception:
+            logger.exception("socket failed before its run")
+            await self._refuse(AguiError())
+            return
         async with Outlet(self.base_send) as outlet:
             try:
                 code = await self._events(handshake.identity, started, outlet)
@@ -101,10 +127,15 @@ class RunConsumer(AsyncConsumer):
                 return
             except StreamAborted:
                 code = RESTART
+            except Exception:
+                logger.exception("socket failed")
+                code = FAILED
             outlet.release()
             await outlet({"type": "websocket.close", "code": code})
 
     async def _start(self, handshake: views.Handshake, text: str) -> engine.Started:
+        if not await store.call(access.still_valid, handshake.identity):
+            raise Unauthenticated
         request = await parameters.parsed(
             handshake.request,
             handshake.identity,

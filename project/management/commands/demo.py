@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
 import os
 import secrets
+import socket
 import sys
 import uuid
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 from django.urls import NoReverseMatch, reverse
 
@@ -40,10 +42,12 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default="127.0.0.1")
-        parser.add_argument("--port", default=os.environ.get("PORT", "8000"))
+        parser.add_argument("--port", type=int, default=os.environ.get("PORT", "8000"))
         parser.add_argument("--no-serve", action="store_true", help="stop before serving")
 
-    def handle(self, *, host: str, port: str, no_serve: bool, **options: Any) -> None:
+    def handle(self, *, host: str, port: int, no_serve: bool, **options: Any) -> None:
+        if not no_serve:
+            try_port(host, port)
         call_command("migrate", verbosity=0)
         password = self.people()
         seed()
@@ -71,6 +75,7 @@ class Command(BaseCommand):
         """Print the addresses, the logins and a line for the terminal."""
         shown = password or "as printed the first time (DEMO_PASSWORD=... sets a new one)"
         lines = [
+            f"Home      {site}/",
             f"Chat      {site}/chat/support/",
             f"Admin     {site}/admin/",
             f"Replay    {site}{replay_path()}",
@@ -135,7 +140,18 @@ def replay_path() -> str:
         return reverse("admin:index")
 
 
-def serve(host: str, port: str) -> None:
+def try_port(host: str, port: int) -> None:
+    """Say so early when Daphne could not listen there."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        socket.create_server((host, port), family=found[0][0]).close()
+    except OSError as problem:
+        if problem.errno == errno.EADDRINUSE:
+            raise CommandError(f"Port {port} is in use: make demo PORT={port + 1}") from None
+        raise CommandError(f"Cannot listen on {host}:{port}: {problem}") from None
+
+
+def serve(host: str, port: int) -> None:
     """Become Daphne, so that signals reach it directly."""
     connections.close_all()
     sys.stdout.flush()
@@ -143,6 +159,6 @@ def serve(host: str, port: str) -> None:
     # Daphne takes socket messages of 1 MiB unless told so; ours have a limit of their own.
     largest = str(conf.get().INPUT_BYTES + 1)
     sizes = ["--websocket-max-message-size", largest, "--websocket-max-frame-size", largest]
-    daphne = [sys.executable, "-m", "daphne", "-b", host, "-p", port]
+    daphne = [sys.executable, "-m", "daphne", "-b", host, "-p", str(port)]
     command = [*daphne, *sizes, "project.asgi:application"]
     os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted

@@ -84,6 +84,14 @@ async function load(signal) {
   cursor = snapshot.cursor;
   run = snapshot.run?.key ?? "";
   running(Boolean(run));
+  if (!run) await recall(signal);
+}
+
+// Shows how the last run ended: a snapshot has the messages and the state only.
+async function recall(signal) {
+  const response = await get(`${page.home}threads/${thread}/ending/`, signal);
+  const event = response.status === 204 ? {} : await response.json();
+  if (["RUN_FINISHED", "RUN_ERROR"].includes(event.type)) apply(event);
 }
 
 // Finds the key of a run that began elsewhere, so that it can be stopped from here.
