@@ -13,7 +13,7 @@ import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.core import signing
 from django.http import HttpRequest
-from django.test import AsyncClient
+from django.test import AsyncClient, Client
 
 from aguiapp import access
 from aguiapp.errors import AguiError
@@ -358,3 +358,44 @@ def test_every_refusal_has_its_shape() -> None:
         body = kind().as_dict()
         assert set(body["error"]) == {"code", "message", "details"}
         assert body["error"]["message"].endswith((".", "."))
+
+
+class TestStillValid:
+    """What is asked again while a stream lives."""
+
+    def identity(self, user: User, **more: Any) -> access.Identity:
+        mark = access._password_mark(user)
+        return access.Identity(user, f"user:{user.pk}", mark, **more)
+
+    def test_a_person_as_they_came(self, user: User) -> None:
+        assert access.still_valid(self.identity(user))
+        assert access.still_valid(access.Identity(None, "session:x"))
+
+    def test_an_expired_token(self, user: User) -> None:
+        assert access.still_valid(self.identity(user, expires=time.time() + 60))
+        assert not access.still_valid(self.identity(user, expires=time.time() - 1))
+
+    def test_a_new_password_or_no_user_any_more(self, user: User) -> None:
+        before = self.identity(user)
+        user.set_password("new")
+        user.save()
+        assert not access.still_valid(before)
+        again = self.identity(user)
+        assert access.still_valid(again)
+        User.objects.filter(pk=user.pk).update(is_active=False)
+        assert not access.still_valid(again)
+
+    def test_a_session_that_was_ended(self, user: User) -> None:
+        browser = Client()
+        browser.force_login(user)
+        identity = self.identity(user, session=browser.session.session_key)
+        assert access.still_valid(identity)
+        browser.logout()
+        assert not access.still_valid(identity)
+
+    def test_a_right_that_was_taken_away(self, user: User, other: User) -> None:
+        thread = Thread.objects.create(scope=f"user:{user.pk}", thread_id="t1", owner=user)
+        part = Participant.objects.create(thread=thread, user=other)
+        assert access.still_sees(self.identity(other), thread)
+        part.delete()
+        assert not access.still_sees(self.identity(other), thread)

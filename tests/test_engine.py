@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import OperationalError, connection, connections, transaction
 from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
@@ -675,6 +675,48 @@ def quietly(function: Any) -> None:
 
 
 class TestStoreFailures:
+    async def test_the_end_of_a_run_outlasts_a_lock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        original, refusals = store.finish, iter(range(3))
+
+        def locked(*args: Any, **kwargs: Any) -> None:
+            if next(refusals, None) is not None:
+                raise OperationalError("canceling statement due to lock timeout")
+            original(*args, **kwargs)
+
+        monkeypatch.setattr(store, "finish", locked)
+        run = await play(*text("m1", "kept"))
+        assert run.status == "success"
+        assert await kinds(run) == [
+            "RUN_STARTED",
+            "TEXT_MESSAGE_START",
+            "TEXT_MESSAGE_CONTENT",
+            "TEXT_MESSAGE_END",
+            "RUN_FINISHED",
+        ]
+
+    async def test_a_locked_run_is_left_to_whoever_holds_it(self) -> None:
+        if connection.vendor != "postgresql":
+            pytest.skip("SQLite has no row locks")
+        opened = await store.call(store.open_run, scripts.opening())
+        holding, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with transaction.atomic():
+                Run.objects.select_for_update().get(pk=opened.run.pk)
+                holding.set()
+                done.wait(scripts.SECONDS)
+
+        holder = asyncio.ensure_future(asyncio.to_thread(closing_connection, hold))
+        await asyncio.to_thread(holding.wait, scripts.SECONDS)
+        try:
+            assert await store.call(store.take, opened.run) is None
+            with pytest.raises(OperationalError):
+                await store.call(store.command, opened.run, "cancel", "p1")
+        finally:
+            done.set()
+            await holder
+        assert await store.call(store.take, opened.run)
+
     @pytest.mark.parametrize("arrived", [True, False])
     async def test_a_connection_lost_at_any_commit_costs_and_doubles_nothing(
         self, arrived: bool, monkeypatch: pytest.MonkeyPatch
@@ -1039,3 +1081,32 @@ async def test_odd_text_survives_everywhere_on_every_database() -> None:
     assert refused.error_code == "protocol_violation"
     spoken = await play({"type": "RUN_ERROR", "message": odd, "code": odd}, thread="t4")
     assert (spoken.status, (await events_of(spoken))[-1]["message"]) == ("error", odd)
+
+
+class TestChunksAtTheEnd:
+    """What chunks left open is closed by the engine when the agent returns."""
+
+    async def test_a_close_that_is_not_allowed_ends_the_run_by_its_rule(self) -> None:
+        run = await play(
+            {"type": "SUBAGENT_STARTED", "subagentRunId": "s1", "name": "s"},
+            {
+                "type": "TEXT_MESSAGE_CHUNK",
+                "messageId": "m",
+                "delta": "x",
+                "subagentRunId": "s1",
+            },
+            {"type": "TEXT_MESSAGE_END", "messageId": "m"},
+            messages=[said("u1")],
+        )
+        assert run.ended
+        assert run.error_code in ("protocol_violation", "incomplete")
+        assert (await kinds(run))[0] == "RUN_STARTED"
+        fold = (await store.call(store.snapshot, run.thread)).fold
+        assert fold.messages[0]["id"] == "u1"
+
+    async def test_a_full_run_can_still_end(self, settings: Any) -> None:
+        settings.AGUIAPP = {"RUN_EVENTS": 4}
+        chunk = {"type": "TEXT_MESSAGE_CHUNK", "messageId": "m", "delta": "x"}
+        run = await play(chunk, chunk)
+        assert run.status == "success"
+        assert (await kinds(run))[-2:] == ["TEXT_MESSAGE_END", "RUN_FINISHED"]

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import OperationalError, connections
 from django.test import Client
 
-from aguiapp import access, engine, feed, protocol
+from aguiapp import access, conf, engine, errors, eventstream, feed, protocol
 from aguiapp.models import InputMessage, Run, RunEvent, Thread
 from project import scripted
 from tests import scripts
@@ -574,3 +575,39 @@ class TestCapabilities:
     async def test_a_socket_wants_an_upgrade(self, ada: Person) -> None:
         response = await ada.open("/agui/agents/scripted/ws")
         assert (response.status_code, response["Upgrade"]) == (426, "websocket")
+
+
+async def test_atomic_requests_are_for_other_views(ada: Person, settings: Any) -> None:
+    found = connections["default"].settings_dict
+    found["ATOMIC_REQUESTS"], before = True, found["ATOMIC_REQUESTS"]
+    try:
+        assert (await ada.ask("/agui/threads/")).status == 200
+    finally:
+        found["ATOMIC_REQUESTS"] = before
+
+
+async def test_a_database_that_is_away_is_503(ada: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*args: Any) -> Any:
+        raise OperationalError("connection refused by 10.0.0.1")
+
+    monkeypatch.setattr(access, "threads", away)
+    refused = await ada.ask("/agui/threads/")
+    assert (refused.status, refused.code) == (503, "store_unavailable")
+    assert refused.headers["Retry-After"] == "1"
+    assert b"10.0.0.1" not in refused.raw
+
+
+async def read_whole(source: AsyncIterator[bytes]) -> bytes:
+    """The stream to its end."""
+    async with asyncio.timeout(scripts.SECONDS):
+        return b"".join([chunk async for chunk in source])
+
+
+async def test_whatever_fails_behind_a_stream_aborts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken() -> bool:
+        raise OperationalError("the users are away")
+
+    thread = await Thread.objects.acreate(scope="user:1", thread_id="t1")
+    monkeypatch.setattr(conf, "get", lambda: conf.Settings(HEARTBEAT_SECONDS=0.01))
+    with pytest.raises(errors.StreamAborted):
+        await read_whole(eventstream.sse(feed.Follower(thread, 0), broken))

@@ -10,7 +10,8 @@ from asgiref.sync import async_to_sync
 
 from aguiapp import agents, conf, feed, protocol, store
 from aguiapp.engine import history, opening, recovery
-from aguiapp.engine.driver import Driver, Prepared
+from aguiapp.engine.driver import Driver
+from aguiapp.engine.opening import Prepared
 from aguiapp.engine.runtime import Engine, current
 from aguiapp.errors import Draining
 from aguiapp.models import Command, Run, Thread

@@ -8,21 +8,21 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from django.db import InterfaceError, OperationalError
 
 from aguiapp import conf, feed, protocol, store
-from aguiapp.agents import Agent, RunContext
+from aguiapp.agents import RunContext
 from aguiapp.engine import recovery
 from aguiapp.engine.clock import moment, now_ms
 from aguiapp.engine.endings import fields_of
 from aguiapp.engine.history import state_hash
+from aguiapp.engine.opening import Prepared
 from aguiapp.engine.recorder import LimitExceeded, Recorder
 from aguiapp.errors import Fenced, RunError
-from aguiapp.models import Run, Thread
+from aguiapp.models import Run
 
 logger = logging.getLogger("aguiapp.run")
 
@@ -31,20 +31,6 @@ SLICE_SECONDS = 0.002
 #: How long an agent may go on after its run ended (to tidy up, say), in seconds and in events.
 AFTERLIFE_SECONDS = 10.0
 AFTERLIFE_EVENTS = 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """What a run starts with, once its history was read."""
-
-    thread: Thread
-    run: Run
-    agent: Agent
-    input: dict[str, Any]
-    user: Any
-    folder: protocol.Fold
-    opening: Sequence[protocol.Event]
-    findings: Sequence[dict[str, Any]] = ()
 
 
 class RunOver(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,20 @@ class Opening:
     merged: history.Merged
     events: list[protocol.Event]
     unlogged: list[protocol.Event]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a driver starts with."""
+
+    thread: Thread
+    run: Run
+    agent: agents.Agent
+    input: dict[str, Any]
+    user: Any
+    folder: protocol.Fold
+    opening: Sequence[protocol.Event]
+    findings: Sequence[dict[str, Any]] = ()
 
 
 def base(given: dict[str, Any]) -> str | None:

@@ -31,7 +31,6 @@ CLOSE_CODES = {
     403: 4403,
     404: 4404,
     413: TOO_LARGE,
-    429: 4429,
     500: FAILED,
     503: OVERLOAD,
 }

@@ -228,6 +228,16 @@ def test_a_stream_is_cut_when_its_reader_may_see_no_more(impatient: Server, user
     assert ended(reader.run).status == Run.Status.SUCCESS
 
 
+def test_a_stream_ends_with_the_password_it_was_opened_with(impatient: Server, user: User) -> None:
+    person = Person(impatient, user)
+    reader = person.play(*said(trickle(400, 0.01))).events(5)
+    user.set_password("another")
+    user.save()
+    reader.done()
+    assert reader.end == "aborted"
+    assert ended(reader.run).status == Run.Status.SUCCESS
+
+
 @pytest.mark.parametrize("application", [MOUNTED, PLAIN])
 def test_an_early_end_has_no_final_chunk(
     servers: Servers, kind: str, database_url: str, user: User, application: str

@@ -193,3 +193,20 @@ def test_a_second_frame_does_not_start_a_second_run(ada: Person) -> None:
     assert json.loads(frames[-1])["type"] == "aguiapp.error"
     assert ended(str(run_of("twice").key)).status == Run.Status.SUCCESS
     assert not Run.objects.filter(thread__thread_id="twice-2").exists()
+
+
+def test_who_was_shut_out_since_the_handshake_starts_nothing(ada: Person, user: User) -> None:
+    with open_socket(ada.server, ada.headers) as socket:
+        user.is_active = False
+        user.save()
+        socket.send(given("too late", *said(delta("x"))))
+        frames = drained(socket)
+        assert socket.close_code == 4401
+    assert json.loads(frames[-1])["code"] == "unauthenticated"
+    assert not Run.objects.exists()
+
+
+def test_a_socket_that_asks_for_nothing_is_closed(impatient: Server, user: User) -> None:
+    with open_socket(impatient, Person(impatient, user).headers) as socket:
+        assert drained(socket) == []
+        assert socket.close_code == 4408
