@@ -28,18 +28,14 @@ def parse_cursor(thread: Thread, text: str) -> int:
 
 
 class Batch:
-    """Events that were committed together: `first` is the position of the first of them."""
+    """Events that were committed together: `first` and `last` are positions."""
 
     def __init__(self, epoch: str, first: int, types: Sequence[int], payloads: list[str]) -> None:
         self.epoch = epoch
         self.first = first
+        self.last = first + len(payloads) - 1
         self.payloads = payloads
         self.types = types
-
-    @property
-    def last(self) -> int:
-        """The position of the last event."""
-        return self.first + len(self.payloads) - 1
 
     @property
     def ends(self) -> bool:

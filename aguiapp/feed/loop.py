@@ -47,7 +47,14 @@ class Tail:
             return [] if position == self.offset else None
         if self.batches[0].first > position + 1:
             return None
-        return [batch.behind(position) for batch in self.batches if batch.last > position]
+        # From the end: a reader that is up to date must not pay for how long the tail is.
+        found = []
+        for batch in reversed(self.batches):
+            if batch.last <= position:
+                break
+            found.append(batch.behind(position))
+        found.reverse()
+        return found
 
     def close(self) -> None:
         """The run ended or was lost: followers read on from the table."""
