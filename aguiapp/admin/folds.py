@@ -13,7 +13,6 @@ from threading import Lock
 
 from aguiapp import protocol, store
 from aguiapp.models import Run, Thread
-from aguiapp.store import reads
 
 STRIDE = 2000
 MEMORY_BYTES = 64 * 1024 * 1024
@@ -84,18 +83,8 @@ def at(run: Run, seq: int) -> store.ThreadSnapshot:
         for page in store.pages(
             earlier.pk, after=max(found.position - offset, 0), until=target - offset
         ):
-            feed(found, offset, page)
+            found.feed(offset, page)
             if found.position - kept >= STRIDE:
                 memory.keep(run.thread, found)
                 kept = found.position
     return found
-
-
-def feed(found: store.ThreadSnapshot, offset: int, page: list[reads.Stored]) -> None:
-    """Fold a page; a row that cannot be read breaks only itself."""
-    for row in page:
-        found.position = offset + row.seq
-        try:
-            found.folder.feed(reads.readable(row.payload))
-        except (ValueError, protocol.ProtocolError):
-            found.unreadable.append(found.position)

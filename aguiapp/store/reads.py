@@ -166,6 +166,15 @@ class ThreadSnapshot:
         """Messages, state and open items."""
         return self.folder.snapshot()
 
+    def feed(self, offset: int, page: Sequence[Stored]) -> None:
+        """Fold a page of a run that begins at `offset`; an unreadable row breaks only itself."""
+        for row in page:
+            self.position = offset + row.seq
+            try:
+                self.folder.feed(readable(row.payload))
+            except (ValueError, protocol.ProtocolError):
+                self.unreadable.append(self.position)
+
 
 def snapshot(thread: Thread, at: int | None = None) -> ThreadSnapshot:
     """Fold every run of the thread up to position `at` (default: everything stored)."""
@@ -177,18 +186,8 @@ def snapshot(thread: Thread, at: int | None = None) -> ThreadSnapshot:
         offset = run.offset or 0
         until = None if at is None else at - offset
         for page in pages(run.pk, until=until):
-            _feed(found, offset, page)
+            found.feed(offset, page)
     return found
-
-
-def _feed(found: ThreadSnapshot, offset: int, page: list[Stored]) -> None:
-    """Fold a page; a row that cannot be read breaks only itself."""
-    for row in page:
-        found.position = offset + row.seq
-        try:
-            found.folder.feed(readable(row.payload))
-        except (ValueError, protocol.ProtocolError):
-            found.unreadable.append(found.position)
 
 
 def readable(payload: str) -> protocol.Event:
