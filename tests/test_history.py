@@ -49,6 +49,7 @@ def ids(messages: Any) -> list[str]:
 
 
 MARK = {"aguiapp": {"actor": "p1"}}
+LAST = {"threadId": "t1", "runId": "r1"}
 TALK = (said("u1"), assistant("a1"), said("u2"), assistant("a2"))
 
 
@@ -237,7 +238,7 @@ def test_a_new_thread_without_a_state_of_its_own_is_quiet() -> None:
 
 class TestHeal:
     def test_a_prefix_needs_one_snapshot(self) -> None:
-        events = history.heal(fold(*TALK, state={"n": 1}), "t1", "r1", TALK[:2])
+        events = protocol.restate(fold(*TALK, state={"n": 1}), LAST, TALK[:2])
         assert [e["type"] for e in events] == [
             "RUN_STARTED",
             "MESSAGES_SNAPSHOT",
@@ -247,7 +248,7 @@ class TestHeal:
         legal(events)
 
     def test_anything_else_is_reset_first(self) -> None:
-        events = history.heal(fold(*TALK), "t1", "r1", TALK[2:])
+        events = protocol.restate(fold(*TALK), LAST, TALK[2:])
         assert len(of(events, "MESSAGES_SNAPSHOT")) == 2
         legal(events)
 
@@ -263,16 +264,15 @@ class TestHeal:
                 },
             ]
         )
-        last = history.heal(held, "t1", "r1", ())[-1]
+        last = protocol.restate(held, LAST, ())[-1]
         assert last["outcome"] == {
             "type": "interrupt",
             "interrupts": [{"id": "i", "reason": "x"}],
         }
 
-    def test_a_long_history_comes_in_small_events(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(history, "PIECE_BYTES", 500)
+    def test_a_long_history_comes_in_small_events(self) -> None:
         many = [said(f"u{n}", "x" * 100) for n in range(30)]
-        events = history.heal(fold(*many), "t1", "r1", many[3:])
+        events = protocol.restate(fold(*many), LAST, many[3:], piece=500)
         legal(events)
         assert all(len(protocol.dumps(event)) < 1000 for event in events)
         assert ids(protocol.fold(events, messages=many[3:]).messages) == ids(many)
@@ -335,11 +335,7 @@ def test_a_heal_is_legal_and_brings_any_view_to_the_threads_fold(
     held = data.draw(threads())
     view = data.draw(views(held))
     state = data.draw(st.sampled_from([{}, {"n": 1}, {"old": 1}]))
-    before, history.PIECE_BYTES = history.PIECE_BYTES, piece
-    try:
-        events = history.heal(held, "t1", "r1", view)
-    finally:
-        history.PIECE_BYTES = before
+    events = protocol.restate(held, LAST, view, piece=piece)
     legal(events)
     healed = protocol.fold(events, messages=view, state=state)
     assert known(healed.messages, held) == held.messages
@@ -359,7 +355,7 @@ def test_whoever_posts_ends_with_what_everybody_else_has(
     rules = Rules(has_base=based)
     posted = run_input(run="r2", messages=view, state=state)
     found = history.merge(held, posted, rules, fresh=False)
-    healing = history.heal(held, "t1", "r1", [m for m in view if m not in found.new])
+    healing = protocol.restate(held, LAST, [m for m in view if m not in found.new])
     echo = {"threadId": "t1", "runId": "r2", "messages": found.new}
     run = [
         {"type": "RUN_STARTED", "threadId": "t1", "runId": "r2", "input": echo},

@@ -19,8 +19,6 @@ Message = dict[str, Any]
 #: Roles a client may add to a thread; system and developer are for one run only.
 CLIENT_ROLES = frozenset({"user", "tool"})
 INSTRUCTIONS = frozenset({"system", "developer"})
-#: Above this many bytes of messages a heal is sent in pieces: stock clients refuse huge events.
-PIECE_BYTES = 1024 * 1024
 _ABSENT: Any = object()
 
 
@@ -238,77 +236,3 @@ def opening_events(merged: Merged, mark: dict[str, Any]) -> list[Event]:
     if merged.state_edited:
         events.append({"type": "STATE_SNAPSHOT", "snapshot": merged.state, "metadata": mark})
     return events
-
-
-def heal(
-    fold: protocol.Snapshot, thread_id: str, run_id: str, theirs: Sequence[Message]
-) -> list[Event]:
-    """Unlogged replayed runs that bring a requester with another view to the thread's fold.
-
-    A true prefix of the fold needs one snapshot; anything else is reset first, because a client
-    never reorders what it holds.
-    """
-    ids = {"threadId": thread_id, "runId": run_id}
-    start: Event = {"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}
-    end = _replayed_end(fold, ids)
-    state: Event = {"type": "STATE_SNAPSHOT", "snapshot": fold.state}
-    held = [message["id"] for message in theirs]
-    prefix = held == [message["id"] for message in fold.messages[: len(held)]]
-    pieces = _pieces(fold.messages)
-    if len(pieces) == 1:
-        reset = [] if prefix else [_reset(fold.messages)]
-        return [start, *reset, _snapshot(fold.messages), state, end]
-    head, rest = _head(fold.messages)
-    events = [start, _reset(fold.messages), _snapshot(head), state]
-    for piece in _pieces(rest):
-        events += [
-            {"type": "RUN_FINISHED", **ids},
-            {**start, "input": {**ids, "messages": piece}},
-        ]
-    return [*events, end]
-
-
-def _head(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """What must come as one snapshot, and the rest, which can come in pieces.
-
-    The sentinel of a reset goes only with a snapshot that holds reasoning.
-    """
-    first = next((i for i, m in enumerate(messages) if m["role"] == "reasoning"), -1)
-    return list(messages[: first + 1]), list(messages[first + 1 :])
-
-
-def _replayed_end(fold: protocol.Snapshot, ids: dict[str, str]) -> Event:
-    """RUN_FINISHED that leaves open what is open; never an error."""
-    if fold.interrupts:
-        outcome: dict[str, Any] = {"type": "interrupt", "interrupts": list(fold.interrupts)}
-    else:
-        outcome = {"type": "success"}
-        if fold.pending_tool_calls:
-            outcome["pendingToolCallIds"] = list(fold.pending_tool_calls)
-    return {"type": "RUN_FINISHED", **ids, "outcome": outcome}
-
-
-def _snapshot(messages: Sequence[Message]) -> Event:
-    return {"type": "MESSAGES_SNAPSHOT", "messages": list(messages)}
-
-
-def _reset(messages: Sequence[Message]) -> Event:
-    """An empty snapshot that owns activities too; a sentinel makes it own the reasoning."""
-    sentinel: list[Message] = []
-    if any(message["role"] == "reasoning" for message in messages):
-        sentinel = [{"id": "aguiapp-reset", "role": "reasoning", "content": ""}]
-    metadata = {"@ag-ui/client": {"authoritativeActivityTypes": None}}
-    return {"type": "MESSAGES_SNAPSHOT", "messages": sentinel, "metadata": metadata}
-
-
-def _pieces(messages: Sequence[Message]) -> list[list[Message]]:
-    pieces: list[list[Message]] = [[]]
-    size = 0
-    for message in messages:
-        length = len(protocol.dumps(message))
-        if pieces[-1] and size + length > PIECE_BYTES:
-            pieces.append([])
-            size = 0
-        pieces[-1].append(message)
-        size += length
-    return pieces

@@ -69,7 +69,9 @@ def read(thread: Thread, run: Run, given: dict[str, Any], actor: str | None) -> 
     if merged.heal and last is not None:
         new = {message["id"] for message in merged.new}
         theirs = [m for m in given["messages"] if m["id"] not in new]
-        unlogged = history.heal(fold, thread.thread_id, last.run_id, theirs)
+        unlogged = protocol.restate(
+            fold, {"threadId": thread.thread_id, "runId": last.run_id}, theirs
+        )
     mark = {"aguiapp": {"actor": actor}} if actor else {}
     events = [_run_started(given, merged.new, mark), *history.opening_events(merged, mark)]
     return Opening(folder, merged, events, unlogged)

@@ -23,11 +23,13 @@ from aguiapp.protocol.inbound import (
     parse_input,
     parse_input_verbose,
 )
+from aguiapp.protocol.join import join
 from aguiapp.protocol.jsontext import MAX_DEPTH, JSONTextError, dumps, loads
 from aguiapp.protocol.legacy import Upgrader
 from aguiapp.protocol.negotiate import negotiate
 from aguiapp.protocol.opened import OpenItem
 from aguiapp.protocol.patch import PatchError, PatchLimit, patch
+from aguiapp.protocol.restate import restate
 from aguiapp.protocol.sse import FrameError, SSEDecoder, encode_sse
 from aguiapp.protocol.transcript import join_halves
 from aguiapp.protocol.verify import Verifier
@@ -66,11 +68,13 @@ __all__ = [
     "enforce",
     "fold",
     "is_id",
+    "join",
     "join_halves",
     "loads",
     "negotiate",
     "parse_input",
     "parse_input_verbose",
     "patch",
+    "restate",
     "to_wire",
 ]

@@ -10,21 +10,26 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from aguiapp.protocol.events import Event, Finding, text_of
-from aguiapp.protocol.opened import Opened, OpenItem
+from aguiapp.protocol.opened import OpenItem
 from aguiapp.protocol.patch import PatchError, PatchLimit, patch
+from aguiapp.protocol.trace import RunTrace
 from aguiapp.protocol.transcript import Message, Transcript, own
 
 _ABSENT: Final[Any] = object()
 
 
 class Snapshot(NamedTuple):
-    """The fold at one position; later feeds do not change it."""
+    """The fold at one position; later feeds do not change it.
+
+    `trace` is a JSON value: what a fold needs to go on, and a joiner to come in, in mid-run.
+    """
 
     messages: list[Message]
     state: Any
     open_items: list[OpenItem]
     pending_tool_calls: list[str]
     interrupts: list[dict[str, Any]]
+    trace: dict[str, Any]
 
 
 def fold(
@@ -43,9 +48,7 @@ class Fold:
     def __init__(self, *, messages: Sequence[Message] = (), state: Any = _ABSENT) -> None:
         self._script = Transcript(messages)
         self._state: Any = {} if state is _ABSENT else state
-        self._opened = Opened()
-        self._started: dict[str, None] = {}
-        self._answered: set[str] = set()
+        self._trace = RunTrace()
         self._named_pending: list[str] | None = None
         self._interrupts: list[dict[str, Any]] = []
         self._findings: list[Finding] = []
@@ -55,8 +58,9 @@ class Fold:
     def from_snapshot(cls, saved: Snapshot) -> "Fold":
         """Go on from a snapshot, also from one that went through JSON."""
         restored = cls(messages=saved.messages, state=saved.state)
-        restored._opened.load([list(item) for item in saved.open_items])
-        restored._started = dict.fromkeys(saved.pending_tool_calls)
+        restored._trace.load(saved.trace)
+        if saved.pending_tool_calls != restored._trace.pending:
+            restored._named_pending = list(saved.pending_tool_calls)
         restored._interrupts = list(saved.interrupts)
         return restored
 
@@ -94,20 +98,21 @@ class Fold:
         return Snapshot(
             self._script.copy(),
             self._state,
-            self._opened.items(),
-            self._pending(),
+            self._trace.opened.items(),
+            self._trace.pending if self._named_pending is None else list(self._named_pending),
             list(self._interrupts),
+            self._trace.dump(),
         )
 
     def _note(self, kind: str, message: str) -> None:
         self._findings.append(Finding(kind, message))
 
     def _table(self) -> dict[str, Callable[[Event], None]]:
-        track = self._opened.track
+        follow = self._trace.follow
         return {
             "RUN_STARTED": self._run_started,
             "RUN_FINISHED": self._run_finished,
-            "RUN_ERROR": self._run_error,
+            "RUN_ERROR": follow,
             "TEXT_MESSAGE_START": self._text_start,
             "TEXT_MESSAGE_CONTENT": self._text_content,
             "TEXT_MESSAGE_END": self._text_end,
@@ -124,21 +129,19 @@ class Fold:
             "ACTIVITY_SNAPSHOT": self._activity_snapshot,
             "ACTIVITY_DELTA": self._activity_delta,
             "REASONING_ENCRYPTED_VALUE": self._encrypted,
-            "REASONING_START": track,
-            "REASONING_END": track,
-            "STEP_STARTED": track,
-            "STEP_FINISHED": track,
-            "SUBAGENT_STARTED": track,
-            "SUBAGENT_FINISHED": track,
-            "SUBAGENT_ERROR": track,
+            "REASONING_START": follow,
+            "REASONING_END": follow,
+            "STEP_STARTED": follow,
+            "STEP_FINISHED": follow,
+            "SUBAGENT_STARTED": follow,
+            "SUBAGENT_FINISHED": follow,
+            "SUBAGENT_ERROR": follow,
         }
 
     # -- runs -------------------------------------------------------------------------------
 
     def _run_started(self, event: Event) -> None:
-        self._opened.clear()
-        self._started.clear()
-        self._answered.clear()
+        self._trace.follow(event)
         self._named_pending = None
         carried = event.get("input")
         for message in carried.get("messages", ()) if isinstance(carried, dict) else ():
@@ -146,24 +149,16 @@ class Fold:
                 self._script.append(own(message))
 
     def _run_finished(self, event: Event) -> None:
-        self._opened.clear()
+        self._trace.follow(event)
         outcome = event.get("outcome") or {}
         interrupted = outcome.get("type") == "interrupt"
         self._interrupts = list(outcome["interrupts"]) if interrupted else []
         self._named_pending = list(outcome.get("pendingToolCallIds") or ()) or None
 
-    def _run_error(self, event: Event) -> None:
-        self._opened.clear()
-
-    def _pending(self) -> list[str]:
-        if self._named_pending is not None:
-            return list(self._named_pending)
-        return [call for call in self._started if call not in self._answered]
-
     # -- text and reasoning messages --------------------------------------------------------
 
     def _text_start(self, event: Event) -> None:
-        self._opened.track(event)
+        self._trace.follow(event)
         name = event["messageId"]
         held = self._script.by_id.get(name)
         if held is not None:
@@ -192,7 +187,7 @@ class Fold:
             _merge_metadata(self._script.by_id[name], event)
 
     def _text_end(self, event: Event) -> None:
-        self._opened.track(event)
+        self._trace.follow(event)
         name = event["messageId"]
         self._script.settle_text(name)
         held = self._script.by_id.get(name)
@@ -209,9 +204,8 @@ class Fold:
     # -- tool calls -------------------------------------------------------------------------
 
     def _tool_start(self, event: Event) -> None:
-        self._opened.track(event)
+        self._trace.follow(event)
         name = event["toolCallId"]
-        self._started.setdefault(name)
         if name in self._script.calls:
             self._reopen_call(self._script.calls[name][1], event)
             return
@@ -256,7 +250,7 @@ class Fold:
             _merge_metadata(self._script.calls[name][1], event)
 
     def _tool_end(self, event: Event) -> None:
-        self._opened.track(event)
+        self._trace.follow(event)
         name = event["toolCallId"]
         self._script.settle_arguments(name)
         if name in self._script.calls:
@@ -265,7 +259,7 @@ class Fold:
             self._note("target_not_found", f"no tool call {text_of(name)}")
 
     def _tool_result(self, event: Event) -> None:
-        self._answered.add(event["toolCallId"])
+        self._trace.follow(event)
         message: Message = {
             "id": event["messageId"],
             "toolCallId": event["toolCallId"],
@@ -296,6 +290,7 @@ class Fold:
     # -- activities -------------------------------------------------------------------------
 
     def _activity_snapshot(self, event: Event) -> None:
+        self._trace.follow(event)
         held = self._script.by_id.get(event["messageId"])
         replaced = event.get("replace") is not False
         if held is None:
@@ -334,6 +329,7 @@ class Fold:
     # -- snapshots and encrypted values -----------------------------------------------------
 
     def _messages_snapshot(self, event: Event) -> None:
+        self._trace.follow(event)
         self._script.reconcile(event)
 
     def _encrypted(self, event: Event) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any, Final, NamedTuple
 
-from aguiapp.protocol.events import Event
+from aguiapp.protocol.events import SUBAGENT, Event
 
 
 class OpenItem(NamedTuple):
@@ -60,10 +60,12 @@ class Opened:
     def track(self, event: Event) -> None:
         """Follow an event that some verifier has judged, or nobody has."""
         kind = event["type"]
+        # On the SUBAGENT types the tag is the identity.
+        owner = None if kind in SUBAGENT else event.get("subagentRunId")
         if opened := OPENERS.get(kind):
-            self.open(opened[0], event[opened[1]], event.get("subagentRunId"), event)
+            self.open(opened[0], event[opened[1]], owner, event)
         elif closed := CLOSERS.get(kind):
-            self.close(closed[0], event[closed[1]], event.get("subagentRunId"))
+            self.close(closed[0], event[closed[1]], owner)
 
     def of(self, kind: str) -> list[OpenItem]:
         return [item for item in self._items.values() if item.kind == kind]

@@ -11,14 +11,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from aguiapp.protocol.events import Event, Finding, ProtocolError, text_of
-from aguiapp.protocol.opened import KINDS, Opened, OpenItem
-from aguiapp.protocol.owners import Owners, owner_name
+from aguiapp.protocol.opened import KINDS, OpenItem
+from aguiapp.protocol.owners import owner_name
 from aguiapp.protocol.subagents import subagent_name
-
-IDLE: Final = "idle"
-RUNNING: Final = "running"
-FINISHED: Final = "finished"
-FAILED: Final = "failed"
+from aguiapp.protocol.trace import FAILED, FINISHED, RUNNING, RunTrace
 
 _UNCLOSED: Final = {
     "step": ("VERIFY-32", "steps"),
@@ -39,28 +35,25 @@ class Verifier:
         self._strict = strict
         self._thread_id = thread_id
         self._expected_run = run_id
-        self._phase = IDLE
+        self._trace = RunTrace()
+        self._owners = self._trace.owners
+        self._opened = self._trace.opened
         self._run_id: str | None = None
         self._seen_runs: set[str] = set()
-        self._opened = Opened()
         self._texts: set[str] = set()
         self._calls: set[str] = set()
-        self._owners = Owners()
-        self._closed_subagents: set[str] = set()
-        self._started: dict[str, None] = {}
-        self._answered: set[str] = set()
         self._findings: list[Finding] = []
         self._handlers = self._table()
 
     @property
     def phase(self) -> str:
         """Where the current run stands: idle, running, finished or failed."""
-        return self._phase
+        return self._trace.phase
 
     @property
     def run_open(self) -> bool:
         """Whether a run was started and has no terminal event yet."""
-        return self._phase is RUNNING
+        return self._trace.phase is RUNNING
 
     @property
     def open_items(self) -> list[OpenItem]:
@@ -70,7 +63,7 @@ class Verifier:
     @property
     def pending_tool_calls(self) -> list[str]:
         """Calls this run started and did not answer, in the order they were made."""
-        return [call for call in self._started if call not in self._answered]
+        return self._trace.pending
 
     @property
     def warnings(self) -> list[Finding]:
@@ -85,7 +78,7 @@ class Verifier:
     def feed(self, event: Event) -> None:
         """Accept the event or raise ProtocolError naming the rule."""
         kind = event["type"]
-        if self._phase is not RUNNING:
+        if self._trace.phase is not RUNNING:
             self._gate(kind)
         if event.get("subagentRunId") is None and "subagentRunId" in event:
             raise ProtocolError("VERIFY-07", f"{kind} with subagentRunId null: leave it out")
@@ -96,44 +89,33 @@ class Verifier:
     def snapshot(self) -> dict[str, Any]:
         """Return everything needed to go on later, as a JSON value."""
         return {
-            "phase": self._phase,
             "runId": self._run_id,
             "threadId": self._thread_id,
             "seen": sorted(self._seen_runs),
-            "open": self._opened.dump(),
-            "owners": self._owners.dump(),
-            "closed": sorted(self._closed_subagents),
-            "started": list(self._started),
-            "answered": sorted(self._answered),
+            "trace": self._trace.dump(),
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Become the verifier that made the snapshot; strictness stays as constructed."""
-        # Phases are compared by identity on the hot path.
-        self._phase = {name: name for name in (IDLE, RUNNING, FINISHED, FAILED)}[saved["phase"]]
         self._run_id = saved["runId"]
         self._thread_id = saved["threadId"]
         self._seen_runs = set(saved["seen"])
-        self._opened.load(saved["open"])
+        self._trace.load(saved["trace"])
         self._texts = {item.id for item in self._opened.of("text")}
         self._calls = {item.id for item in self._opened.of("tool")}
-        self._owners.load(saved["owners"])
-        self._closed_subagents = set(saved["closed"])
-        self._started = dict.fromkeys(saved["started"])
-        self._answered = set(saved["answered"])
 
     def _table(self) -> dict[str, Callable[[Event], None]]:
         return {
             "RUN_STARTED": self._run_started,
             "RUN_FINISHED": self._run_finished,
-            "RUN_ERROR": self._run_error,
+            "RUN_ERROR": self._follow,
             "TEXT_MESSAGE_START": self._text_start,
             "TEXT_MESSAGE_CONTENT": self._text_content,
             "TEXT_MESSAGE_END": self._text_end,
             "TOOL_CALL_START": self._tool_start,
             "TOOL_CALL_ARGS": self._tool_args,
             "TOOL_CALL_END": self._tool_end,
-            "TOOL_CALL_RESULT": self._tool_result,
+            "TOOL_CALL_RESULT": self._trace.follow,
             "STEP_STARTED": self._step_started,
             "STEP_FINISHED": self._step_finished,
             "REASONING_START": self._span_start,
@@ -142,7 +124,7 @@ class Verifier:
             "REASONING_MESSAGE_CONTENT": self._reasoning_content,
             "REASONING_MESSAGE_END": self._reasoning_end,
             "REASONING_ENCRYPTED_VALUE": self._encrypted,
-            "ACTIVITY_SNAPSHOT": self._activity_snapshot,
+            "ACTIVITY_SNAPSHOT": self._trace.follow,
             "ACTIVITY_DELTA": self._activity_delta,
             "MESSAGES_SNAPSHOT": self._messages_snapshot,
             "SUBAGENT_STARTED": self._subagent_started,
@@ -155,29 +137,27 @@ class Verifier:
     def _gate(self, kind: str) -> None:
         if kind == "RUN_STARTED":
             return
-        if self._phase is FAILED:
+        if self._trace.phase is FAILED:
             raise ProtocolError("VERIFY-01", f"{kind} after RUN_ERROR")
         if kind == "RUN_ERROR":
             return
-        if self._phase is FINISHED:
+        if self._trace.phase is FINISHED:
             raise ProtocolError("VERIFY-02", f"{kind} after RUN_FINISHED")
         raise ProtocolError("VERIFY-03", f"the first event must be RUN_STARTED, not {kind}")
 
     # -- runs -------------------------------------------------------------------------------
 
     def _run_started(self, event: Event) -> None:
-        if self._phase is RUNNING:
+        if self._trace.phase is RUNNING:
             raise ProtocolError("VERIFY-04", "RUN_STARTED while a run is active")
         carried = event.get("input")
         messages = carried.get("messages", ()) if isinstance(carried, dict) else ()
         _no_null_tags(messages)
         self._producer_start(event["threadId"], event["runId"])
-        self._reset()
-        self._phase = RUNNING
+        self._follow(event)
         self._thread_id = self._thread_id or event["threadId"]
         self._run_id = event["runId"]
         self._seen_runs.add(event["runId"])
-        self._owners.record_messages(messages, overwrite=False)
 
     def _producer_start(self, thread_id: str, run_id: str) -> None:
         if self._thread_id is not None and thread_id != self._thread_id:
@@ -187,14 +167,11 @@ class Verifier:
         if run_id in self._seen_runs:
             self._duty("VERIFY-43", f"run id {text_of(run_id)} is used again")
 
-    def _reset(self) -> None:
-        self._opened.clear()
+    def _follow(self, event: Event) -> None:
+        """A run begins or ends: nothing stays open."""
+        self._trace.follow(event)
         self._texts.clear()
         self._calls.clear()
-        self._owners.clear()
-        self._closed_subagents.clear()
-        self._started.clear()
-        self._answered.clear()
 
     def _run_finished(self, event: Event) -> None:
         outcome = event.get("outcome")
@@ -208,7 +185,7 @@ class Verifier:
                     names = ", ".join(item.id for item in left[:5])
                     raise ProtocolError(rule, f"RUN_FINISHED while {what} are open: {names}")
         self._producer_finish(event, outcome, interrupts)
-        self._phase = FINISHED
+        self._trace.follow(event)
 
     def _producer_finish(self, event: Event, outcome: Any, interrupts: Iterable[Any]) -> None:
         if event["runId"] != self._run_id:
@@ -222,10 +199,6 @@ class Verifier:
         if named and named != self.pending_tool_calls:
             self._duty("VERIFY-45", "pendingToolCallIds is not what this run left unanswered")
 
-    def _run_error(self, event: Event) -> None:
-        self._reset()
-        self._phase = FAILED
-
     def _duty(self, rule: str, message: str) -> None:
         if self._strict:
             raise ProtocolError(rule, message)
@@ -233,7 +206,7 @@ class Verifier:
 
     def _messages_snapshot(self, event: Event) -> None:
         _no_null_tags(event["messages"])
-        self._owners.record_messages(event["messages"], overwrite=True)
+        self._trace.follow(event)
 
     # -- text messages ----------------------------------------------------------------------
 
@@ -242,9 +215,8 @@ class Verifier:
         if name in self._texts:
             raise ProtocolError("VERIFY-09", f"text message {text_of(name)} is already open")
         self._owners.require("VERIFY-09", "message", name, event)
-        self._owners.of("message").setdefault(name, event.get("subagentRunId"))
+        self._trace.follow(event)
         self._texts.add(name)
-        self._opened.open("text", name, event.get("subagentRunId"), event)
 
     def _text_content(self, event: Event) -> None:
         name = event.get("messageId")
@@ -258,7 +230,7 @@ class Verifier:
     def _text_end(self, event: Event) -> None:
         self._text_content(event)
         self._texts.discard(event["messageId"])
-        self._opened.close("text", event["messageId"], None)
+        self._trace.follow(event)
 
     # -- tool calls -------------------------------------------------------------------------
 
@@ -271,15 +243,13 @@ class Verifier:
         self._owners.require("VERIFY-13", "call", name, event)
         tag = event.get("subagentRunId")
         messages, calls = self._owners.of("message"), self._owners.of("call")
-        inherited = tag if tag is not None else messages.get(parent) if parent else None
-        if tag is None and name in calls and parent in messages and calls[name] != inherited:
+        reopened = tag is None and name in calls and parent in messages
+        if reopened and calls[name] != self._owners.inherited(event):
             raise ProtocolError(
                 "VERIFY-13", f"tool call {text_of(name)} is reopened under another owner"
             )
-        calls.setdefault(name, inherited)
+        self._trace.follow(event)
         self._calls.add(name)
-        self._started.setdefault(name)
-        self._opened.open("tool", name, tag, event)
 
     def _tool_args(self, event: Event) -> None:
         name = event.get("toolCallId")
@@ -293,11 +263,7 @@ class Verifier:
     def _tool_end(self, event: Event) -> None:
         self._tool_args(event)
         self._calls.discard(event["toolCallId"])
-        self._opened.close("tool", event["toolCallId"], None)
-
-    def _tool_result(self, event: Event) -> None:
-        self._owners.of("message")[event["messageId"]] = event.get("subagentRunId")
-        self._answered.add(event["toolCallId"])
+        self._trace.follow(event)
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -305,12 +271,12 @@ class Verifier:
         name, owner = event["stepName"], event.get("subagentRunId")
         if self._opened.has("step", name, owner):
             raise ProtocolError("VERIFY-17", f"step {text_of(name)} is already open")
-        self._opened.open("step", name, owner, event)
+        self._trace.follow(event)
 
     def _step_finished(self, event: Event) -> None:
         name, owner = event.get("stepName"), event.get("subagentRunId")
         if isinstance(name, str) and self._opened.has("step", name, owner):
-            self._opened.close("step", name, owner)
+            self._trace.follow(event)
             return
         others = [item for item in self._opened.of("step") if item.id == name]
         if others:
@@ -328,7 +294,7 @@ class Verifier:
 
     def _span_end(self, event: Event) -> None:
         self._need_reasoning("span", "VERIFY-19", event)
-        self._opened.close("span", event["messageId"], None)
+        self._trace.follow(event)
 
     def _reasoning_start(self, event: Event) -> None:
         self._open_reasoning("reasoning", "VERIFY-20", event)
@@ -338,15 +304,14 @@ class Verifier:
 
     def _reasoning_end(self, event: Event) -> None:
         self._need_reasoning("reasoning", "VERIFY-20", event)
-        self._opened.close("reasoning", event["messageId"], None)
+        self._trace.follow(event)
 
     def _open_reasoning(self, kind: str, rule: str, event: Event) -> None:
         name = event["messageId"]
         if self._opened.has(kind, name):
             raise ProtocolError(rule, f"{kind} {text_of(name)} is already open")
         self._owners.require("VERIFY-21", "reasoning", name, event)
-        self._owners.of("reasoning").setdefault(name, event.get("subagentRunId"))
-        self._opened.open(kind, name, event.get("subagentRunId"), event)
+        self._trace.follow(event)
 
     def _need_reasoning(self, kind: str, rule: str, event: Event) -> None:
         name: Any = event.get("messageId")
@@ -364,11 +329,6 @@ class Verifier:
 
     # -- activities -------------------------------------------------------------------------
 
-    def _activity_snapshot(self, event: Event) -> None:
-        owners = self._owners.of("activity")
-        if event.get("replace") is not False or event["messageId"] not in owners:
-            owners[event["messageId"]] = event.get("subagentRunId")
-
     def _activity_delta(self, event: Event) -> None:
         self._owners.require("VERIFY-25", "activity", event.get("messageId"), event)
 
@@ -378,20 +338,18 @@ class Verifier:
         name = subagent_name(event)
         if self._opened.has("subagent", name):
             raise ProtocolError("VERIFY-28", f"subagent {text_of(name)} is already active")
-        if name in self._closed_subagents:
+        if name in self._trace.subagents:
             raise ProtocolError("VERIFY-28", f"subagent {text_of(name)} has ended in this run")
         parent = event.get("parentSubagentRunId")
-        known = parent is None or parent in self._closed_subagents
-        if not known and not self._opened.has("subagent", str(parent)):
+        if parent is not None and parent not in self._trace.subagents:
             raise ProtocolError("VERIFY-28", f"parent subagent {text_of(parent)} is unknown")
-        self._opened.open("subagent", name, None, event)
+        self._trace.follow(event)
 
     def _subagent_ended(self, event: Event) -> None:
         name = subagent_name(event)
         if not self._opened.has("subagent", name):
             raise ProtocolError("VERIFY-29", f"subagent {text_of(name)} is not active")
-        self._opened.close("subagent", name, None)
-        self._closed_subagents.add(name)
+        self._trace.follow(event)
 
 
 def _no_null_tags(holders: Iterable[Any]) -> None:
