@@ -2,6 +2,7 @@
 
 from aguiapp.protocol.check import Verdict, check
 from aguiapp.protocol.chunks import Expander
+from aguiapp.protocol.compact import compact
 from aguiapp.protocol.enforce import Enforced, enforce
 from aguiapp.protocol.events import (
     CHUNKS,
@@ -63,6 +64,7 @@ __all__ = [
     "Verifier",
     "check",
     "check_input",
+    "compact",
     "dumps",
     "encode_sse",
     "enforce",

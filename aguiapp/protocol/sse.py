@@ -6,7 +6,7 @@ further than that client in taking CRLF and CR as line ends.
 """
 
 import codecs
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from aguiapp.protocol.events import Event, ProtocolError, text_of
 from aguiapp.protocol.jsontext import MAX_DEPTH, dumps, loads
@@ -38,9 +38,21 @@ class FrameError(ProtocolError):
 
 
 class SSEDecoder:
-    """Bytes in, however they are cut; events out."""
+    """Bytes in, however they are cut; events out.
 
-    def __init__(self, *, max_depth: int = MAX_DEPTH, max_frame: int = MAX_FRAME) -> None:
+    A bad frame ends the stream, unless `on_bad_frame` is "skip": then it is counted in `skipped`.
+    One that is too large always ends it.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_depth: int = MAX_DEPTH,
+        max_frame: int = MAX_FRAME,
+        on_bad_frame: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        self.skipped = 0
+        self._skips = on_bad_frame == "skip"
         # A byte order mark counts only at the very start, and bad bytes become U+FFFD.
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
         self._max_depth = max_depth
@@ -107,10 +119,19 @@ class SSEDecoder:
         data, self._data, self._size = self._data, [], 0
         if not data:
             return []
+        try:
+            return [self._event("\n".join(data))]
+        except ProtocolError:
+            if not self._skips:
+                raise
+            self.skipped += 1
+            return []
+
+    def _event(self, data: str) -> Event:
         # Repeated keys: the last one counts, as for every JavaScript reader of this stream.
-        event: Any = loads("\n".join(data), max_depth=self._max_depth, unique_keys=False)
+        event: Any = loads(data, max_depth=self._max_depth, unique_keys=False)
         if not isinstance(event, dict):
             raise ProtocolError("sse", "the frame is not a JSON object")
         if not isinstance(event.get("type"), str) or not event["type"]:
             raise ProtocolError("sse", "the frame carries no event type")
-        return [event]
+        return event

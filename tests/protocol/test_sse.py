@@ -98,3 +98,20 @@ def test_any_cut_of_the_bytes_gives_the_same_events(
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     pieces = [stream[a:b] for a, b in pairwise(edges)]
     assert decode(pieces) == (events, False)
+
+
+def test_bad_frames_are_skipped_and_counted_on_demand() -> None:
+    decoder = protocol.SSEDecoder(on_bad_frame="skip")
+    events = decoder.feed(
+        b'data: {"type":"A"}\n\ndata: [DONE]\n\ndata: {}\n\ndata: {"type":"B"}\n\n'
+    )
+    assert [event["type"] for event in events] == ["A", "B"]
+    assert decoder.feed(b"data: NaN") == []
+    assert decoder.close() == []
+    assert decoder.skipped == 3
+
+
+def test_a_frame_that_is_too_large_is_never_skipped() -> None:
+    decoder = protocol.SSEDecoder(on_bad_frame="skip", max_frame=20)
+    with pytest.raises(protocol.FrameError, match="larger"):
+        decoder.feed(b"data: " + b"x" * 30)
