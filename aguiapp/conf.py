@@ -25,6 +25,7 @@ class Settings:
 
     STATE: str = "merge"
     SYSTEM_MESSAGES: bool = True
+    LEGACY_ECHO: bool = False
 
     WRITER: str = "group"
     CHANNEL_LAYER: str = "default"

@@ -15,15 +15,43 @@ from aguiapp.errors import StreamAborted
 
 logger = logging.getLogger("aguiapp.stream")
 
-CONTENT_TYPE = "text/event-stream; charset=utf-8"
 HEADERS = {
     "Cache-Control": "no-cache, no-transform",
     "X-Accel-Buffering": "no",
     # GZipMiddleware of Django 5.2 compresses each chunk for itself, which no reader understands.
     "Content-Encoding": "identity",
 }
-OPENING = b": aguiapp\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Framing(NamedTuple):
+    """How events become the bytes of a body.
+
+    `opening` and `keep_alive` are bytes that no reader takes for an event, where there are any;
+    `mark` says that the stream ended in order and where to resume it, where that can be said.
+    """
+
+    content_type: str
+    opening: bytes
+    keep_alive: bytes
+    frames: Callable[[feed.Batch], bytes]
+    frame: Callable[[dict[str, Any]], bytes]
+    mark: Callable[[str], bytes] | None
+
+
+SSE = Framing(
+    "text/event-stream; charset=utf-8",
+    b": aguiapp\n\n",
+    b": keep-alive\n\n",
+    lambda batch: batch.sse,
+    protocol.encode_sse,
+    lambda cursor: f": aguiapp.resume {cursor}\n\n".encode(),
+)
+#: Without parameters: the official client compares the whole header. It takes an empty frame for
+#: a bad one, so there is nothing to keep an idle connection alive with.
+PROTO = Framing(
+    protocol.PROTO, b"", b"", lambda batch: batch.proto, protocol.encode_proto_frame, None
+)
+FRAMINGS = {"sse": SSE, "proto": PROTO}
 
 Recheck = Callable[[], Awaitable[bool]]
 
@@ -35,7 +63,7 @@ class EventStream(StreamingHttpResponse):
         self,
         source: AsyncGenerator[bytes, None],
         headers: dict[str, str],
-        content_type: str = CONTENT_TYPE,
+        content_type: str,
     ) -> None:
         super().__init__(source, content_type=content_type, headers={**HEADERS, **headers})
         self.source = source
@@ -105,29 +133,33 @@ async def guarded(
         raise StreamAborted from error
 
 
-async def sse(
+async def framed(
+    framing: Framing,
     follower: feed.Follower,
     recheck: Recheck,
     *,
     unlogged: Sequence[dict[str, Any]] = (),
     resumes: bool = False,
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of a follower: opening comment, unlogged frames without id, the log.
+    """A follower's events, one per frame: the unlogged ones without id, then the log.
 
     An end before the run's terminal is an abort, because a stock client takes a clean end for
     success; readers that declared that they resume get a marked, clean end.
     """
-    yield OPENING
+    yield framing.opening  # also when empty: it sends the headers ahead of the agent
     if unlogged:
-        yield b"".join(protocol.encode_sse(event) for event in unlogged)
+        yield b"".join(map(framing.frame, unlogged))
     async with aclosing(guarded(follower, recheck)) as batches:
         async for batch in batches:
-            yield KEEP_ALIVE if batch is None else batch.sse
+            if batch is not None:
+                yield framing.frames(batch)
+            elif framing.keep_alive:
+                yield framing.keep_alive
     if follower.finished:
         return
-    if not resumes:
+    if not resumes or framing.mark is None:
         raise StreamAborted
-    yield f": aguiapp.resume {follower.cursor}\n\n".encode()
+    yield framing.mark(follower.cursor)
 
 
 async def document(

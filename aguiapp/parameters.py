@@ -24,11 +24,18 @@ OFF = frozenset({"0", "false", "no", "off", "json"})
 
 
 def mode(request: HttpRequest) -> str:
-    """How the run is answered: "sse" or "json"."""
+    """How the run is answered: "sse", "proto" or "json"."""
     for switch in ("stream", "sse"):
         if request.GET.get(switch, "").lower() in OFF:
             return "json"
-    return protocol.negotiate(request.headers.get("Accept"))
+    return protocol.negotiate(request.headers.get("Accept"), binary=protocol.proto_available())
+
+
+def streaming(request: HttpRequest) -> str:
+    """How a stream is answered that cannot be a document: "sse" or "proto"."""
+    binary = protocol.proto_available()
+    wants = protocol.negotiate(request.headers.get("Accept"), binary=binary)
+    return "sse" if wants == "json" else wants
 
 
 async def parsed(

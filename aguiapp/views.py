@@ -105,9 +105,10 @@ async def agent_run(
         source = eventstream.document(follower, recheck, unlogged=unlogged)
         content_type = "application/json"
     else:
+        framing = eventstream.FRAMINGS[wants]
         resumes = request.headers.get("AGUI-Resume") == "1"
-        source = eventstream.sse(follower, recheck, unlogged=unlogged, resumes=resumes)
-        content_type = eventstream.CONTENT_TYPE
+        source = eventstream.framed(framing, follower, recheck, unlogged=unlogged, resumes=resumes)
+        content_type = framing.content_type
     stream = eventstream.EventStream(source, headers_of(started), content_type)
     return await _whole(stream) if inline else stream
 
@@ -218,8 +219,10 @@ async def thread_stream(
         return HttpResponse(status=204)
     recheck = functools.partial(_still_sees, identity, thread)
     resumes = bool(cursor) or request.headers.get("AGUI-Resume") == "1"
-    source = eventstream.sse(follower, recheck, resumes=resumes)
-    return eventstream.EventStream(source, {"AGUI-Thread": str(thread.key)})
+    framing = eventstream.FRAMINGS[parameters.streaming(request)]
+    source = eventstream.framed(framing, follower, recheck, resumes=resumes)
+    headers = {"AGUI-Thread": str(thread.key)}
+    return eventstream.EventStream(source, headers, framing.content_type)
 
 
 @endpoint("GET")
@@ -232,7 +235,7 @@ async def thread_events(
     run = await store.call(parameters.run, request, thread)
     limit = parameters.number(request, "limit", conf.get().PAGE_EVENTS, 1, conf.get().PAGE_EVENTS)
     wait = parameters.seconds(request, "wait", MAX_WAIT_SECONDS)
-    wants = protocol.negotiate(request.headers.get("Accept"))
+    wants = protocol.negotiate(request.headers.get("Accept"), binary=False)
     page = functools.partial(_page, thread, after, run, limit, wants)
     arrival = functools.partial(_first_event, thread, after, run, wait) if wait else None
     response = eventstream.Later(page, arrival)

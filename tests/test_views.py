@@ -610,4 +610,4 @@ async def test_whatever_fails_behind_a_stream_aborts_it(monkeypatch: pytest.Monk
     thread = await Thread.objects.acreate(scope="user:1", thread_id="t1")
     monkeypatch.setattr(conf, "get", lambda: conf.Settings(HEARTBEAT_SECONDS=0.01))
     with pytest.raises(errors.StreamAborted):
-        await read_whole(eventstream.sse(feed.Follower(thread, 0), broken))
+        await read_whole(eventstream.framed(eventstream.SSE, feed.Follower(thread, 0), broken))

@@ -77,6 +77,10 @@ def read(thread: Thread, run: Run, given: dict[str, Any], actor: str | None) -> 
     return Opening(folder, merged, events, unlogged)
 
 
+#: What clients before 1.0 require of an echo, and what it never says.
+_UNSAID: dict[str, Any] = {"tools": [], "context": []}
+
+
 def _client_history(agent: str) -> bool:
     try:
         return agents.get(agent).history == "client"
@@ -94,6 +98,6 @@ def _run_started(
         "type": "RUN_STARTED",
         **ids,
         "protocolVersion": protocol.PROTOCOL_VERSION,
-        "input": {**ids, "messages": new},
+        "input": {**ids, "messages": new, **(_UNSAID if conf.get().LEGACY_ECHO else {})},
     }
     return {**event, "metadata": mark} if mark else event

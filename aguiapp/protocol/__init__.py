@@ -27,9 +27,16 @@ from aguiapp.protocol.inbound import (
 from aguiapp.protocol.join import join
 from aguiapp.protocol.jsontext import MAX_DEPTH, JSONTextError, dumps, loads
 from aguiapp.protocol.legacy import Upgrader
-from aguiapp.protocol.negotiate import negotiate
+from aguiapp.protocol.negotiate import PROTO, negotiate
 from aguiapp.protocol.opened import OpenItem
 from aguiapp.protocol.patch import PatchError, PatchLimit, patch
+from aguiapp.protocol.proto import (
+    ProtoDecoder,
+    available as proto_available,
+    decode_proto,
+    encode_proto,
+    encode_proto_frame,
+)
 from aguiapp.protocol.restate import restate
 from aguiapp.protocol.sse import FrameError, SSEDecoder, encode_sse
 from aguiapp.protocol.transcript import join_halves
@@ -39,6 +46,7 @@ from aguiapp.protocol.wire import to_wire
 __all__ = [
     "CHUNKS",
     "MAX_DEPTH",
+    "PROTO",
     "PROTOCOL_VERSION",
     "TERMINAL",
     "TYPES",
@@ -56,6 +64,7 @@ __all__ = [
     "OpenItem",
     "PatchError",
     "PatchLimit",
+    "ProtoDecoder",
     "ProtocolError",
     "SSEDecoder",
     "Snapshot",
@@ -65,7 +74,10 @@ __all__ = [
     "check",
     "check_input",
     "compact",
+    "decode_proto",
     "dumps",
+    "encode_proto",
+    "encode_proto_frame",
     "encode_sse",
     "enforce",
     "fold",
@@ -77,6 +89,7 @@ __all__ = [
     "parse_input",
     "parse_input_verbose",
     "patch",
+    "proto_available",
     "restate",
     "to_wire",
 ]

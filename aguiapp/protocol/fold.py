@@ -233,7 +233,8 @@ class Fold:
             self._note("parent_not_assistant", f"message {text_of(parent)} cannot hold a call")
         fresh = parent if parent is not None and held is None else event["toolCallId"]
         message: Message = {"id": fresh, "role": "assistant", "toolCalls": []}
-        _tag(message, event)
+        if fresh not in self._script.by_id:  # the client looks for a message before it tags one
+            _tag(message, event)
         self._script.append(message)
         return message
 
