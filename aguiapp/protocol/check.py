@@ -7,7 +7,7 @@ from typing import Any
 
 from aguiapp.protocol.chunks import Expander
 from aguiapp.protocol.enforce import enforce
-from aguiapp.protocol.events import Finding, ProtocolError
+from aguiapp.protocol.events import Event, Finding, ProtocolError
 from aguiapp.protocol.fold import Fold
 from aguiapp.protocol.legacy import Upgrader
 from aguiapp.protocol.verify import Verifier
@@ -15,7 +15,10 @@ from aguiapp.protocol.verify import Verifier
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a stream is legal; if not, which event broke which rule."""
+    """Whether a stream is legal; if not, which event broke which rule.
+
+    A stream that just stops is legal as far as it goes; the warning VERIFY-40 says so.
+    """
 
     accepts: bool
     error_index: int | None = None
@@ -26,43 +29,60 @@ class Verdict:
 
 def check(events: Iterable[Any]) -> Verdict:
     """Judge a stream as a conforming client would; never raises for what the events hold."""
-    minted = count(1)
-    pipeline = _Pipeline(lambda: f"minted-{next(minted)}")
-    warnings: list[Finding] = []
-    for index, event in enumerate(events):
+    pipeline = Pipeline()
+    for event in events:
         try:
-            found = pipeline.feed(event)
+            pipeline.feed(event)
         except ProtocolError as problem:
-            return Verdict(False, index, problem.rule, problem.message, warnings)
-        except (RecursionError, TypeError, ValueError, KeyError, AttributeError) as problem:
-            said = f"the event cannot be read: {type(problem).__name__}"
-            return Verdict(False, index, "malformed", said, warnings)
-        warnings += [finding.at(index) for finding in found]
-    return Verdict(True, warnings=warnings)
+            at = pipeline.index
+            return Verdict(False, at, problem.rule, problem.message, pipeline.warnings)
+    pipeline.close()
+    return Verdict(True, warnings=pipeline.warnings)
 
 
-class _Pipeline:
+class Pipeline:
     """Upgrade, enforce, expand, verify, fold: in the order the specification gives."""
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
-        self._upgrader = Upgrader(new_id)
+    def __init__(self, new_id: Callable[[], str] | None = None) -> None:
+        minted = count(1)
+        self.fold = Fold()
+        self.warnings: list[Finding] = []
+        #: The event fed last, counted from 0.
+        self.index = -1
+        self._upgrader = Upgrader(new_id or (lambda: f"minted-{next(minted)}"))
         self._expander = Expander()
         self._verifier = Verifier()
-        self._fold = Fold()
 
-    def feed(self, event: Any) -> list[Finding]:
-        warnings: list[Finding] = []
+    def feed(self, event: Any) -> list[Event]:
+        """Return the explicit events one received event stands for; raise ProtocolError."""
+        self.index += 1
+        explicit: list[Event] = []
+        try:
+            self._stages(event, explicit)
+        except (RecursionError, TypeError, ValueError, KeyError, AttributeError) as problem:
+            said = f"the event cannot be read: {type(problem).__name__}"
+            raise ProtocolError("malformed", said) from None
+        finally:
+            for stage in (self._upgrader, self._verifier, self.fold):
+                self._note(stage.drain())
+        return explicit
+
+    def close(self) -> None:
+        """Note what is missing at the end of the stream."""
+        if self._verifier.phase not in ("finished", "failed"):
+            self.index += 1
+            self._note([Finding("VERIFY-40", "the stream ends without a terminal event")])
+
+    def _stages(self, event: Any, explicit: list[Event]) -> None:
         for modern in self._upgrader.feed(event):
             enforced = enforce(modern)
-            warnings += enforced.warnings
+            self._note(enforced.warnings)
             if enforced.event is None:
                 continue
-            for explicit in self._expander.feed(enforced.event):
-                self._verifier.feed(explicit)
-                self._fold.feed(explicit)
-        return [
-            *self._upgrader.drain(),
-            *warnings,
-            *self._verifier.drain(),
-            *self._fold.drain(),
-        ]
+            for expanded in self._expander.feed(enforced.event):
+                self._verifier.feed(expanded)
+                self.fold.feed(expanded)
+                explicit.append(expanded)
+
+    def _note(self, found: Iterable[Finding]) -> None:
+        self.warnings += [finding.at(self.index) for finding in found]

@@ -7,15 +7,17 @@ stops, is the caller's to judge by `run_open`. A refused event leaves the verifi
 so whoever drives the run can still close what is open.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from aguiapp.protocol.events import Event, Finding, ProtocolError, text_of
+from aguiapp.protocol.events import PROTOCOL_VERSION, Event, Finding, ProtocolError, text_of
 from aguiapp.protocol.opened import KINDS, OpenItem
 from aguiapp.protocol.owners import owner_name
 from aguiapp.protocol.subagents import subagent_name
 from aguiapp.protocol.trace import FAILED, FINISHED, RUNNING, RunTrace
 
+_VERSION: Final = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
 _UNCLOSED: Final = {
     "step": ("VERIFY-32", "steps"),
     "text": ("VERIFY-33", "text messages"),
@@ -154,6 +156,10 @@ class Verifier:
         messages = carried.get("messages", ()) if isinstance(carried, dict) else ()
         _no_null_tags(messages)
         self._producer_start(event["threadId"], event["runId"])
+        if _newer(event.get("protocolVersion")):
+            declared = text_of(event["protocolVersion"])
+            said = f"the run declares protocol {declared}, this side speaks {PROTOCOL_VERSION}"
+            self._findings.append(Finding("protocol_version", said))
         self._follow(event)
         self._thread_id = self._thread_id or event["threadId"]
         self._run_id = event["runId"]
@@ -350,6 +356,19 @@ class Verifier:
         if not self._opened.has("subagent", name):
             raise ProtocolError("VERIFY-29", f"subagent {text_of(name)} is not active")
         self._trace.follow(event)
+
+
+def _newer(version: Any) -> bool:
+    """Whether a declared version is newer than ours, or cannot be read; absent is older."""
+    if version is None:
+        return False
+    if not _VERSION.fullmatch(str(version)):
+        return True
+    return _numbers(version) > _numbers(PROTOCOL_VERSION)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def _no_null_tags(holders: Iterable[Any]) -> None:
