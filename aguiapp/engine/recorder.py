@@ -74,16 +74,18 @@ class Recorder:
 
     def feed(self, raw: Any) -> None:
         """Take one event of the agent in any form."""
-        for upgraded in self._upgrader.feed(protocol.to_wire(raw)):
-            checked = protocol.enforce(upgraded)
-            if checked.warnings:
-                self._note(checked.warnings)
-            if checked.event is None:
-                continue
-            for event in self._expanded(checked.event):
-                self._take(event)
-        if self._upgrader.warnings:
-            self._note(self._upgrader.drain())
+        wire = protocol.to_wire(raw)
+        if protocol.conforms(wire):
+            for explicit in self._expanded(wire):
+                self._take(explicit, plain=True)
+            return
+        for upgraded in self._upgrader.feed(wire):
+            event, warnings = protocol.enforce(upgraded)
+            self._note(warnings)
+            if event is not None:
+                for explicit in self._expanded(event):
+                    self._take(explicit)
+        self._note(self._upgrader.drain())
 
     def _expanded(self, event: Event) -> list[Event]:
         """The event without chunks; an error does not complete a call that chunks left open."""
@@ -92,11 +94,11 @@ class Recorder:
             return [found for found in events if found["type"] != "TOOL_CALL_END"]
         return events
 
-    def write(self, event: Event, *, free: bool = False) -> None:
+    def write(self, event: Event, *, free: bool = False, plain: bool = False) -> None:
         """Record an event; `free` ones pass the limits, or a full run could not end."""
         kind = event["type"]
         stamped = event if "timestamp" in event else {**event, "timestamp": self._now()}
-        text = protocol.dumps(stamped)
+        text = protocol.dumps(stamped, plain=plain)
         size = len(text) if text.isascii() else len(text.encode())
         if not free:
             self._check_size(kind, size)
@@ -127,11 +129,11 @@ class Recorder:
         mark = {"aguiapp": {"runKey": self._run_key}, **metadata}
         self._write_whole({**event, "metadata": mark})
 
-    def _write_whole(self, event: Event, *, free: bool = False) -> None:
+    def _write_whole(self, event: Event, *, free: bool = False, plain: bool = False) -> None:
         """Write an event behind the halves of characters that it cuts off."""
         for whole in self._halves.feed(event):
             if whole is event or not free:
-                self.write(whole, free=free)
+                self.write(whole, free=free, plain=plain)
             else:
                 with suppress(protocol.ProtocolError):  # a half of what was refused
                     self.write(whole, free=True)
@@ -146,7 +148,7 @@ class Recorder:
         rows, self.rows = self.rows, []
         return rows
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: Event, *, plain: bool = False) -> None:
         kind = event["type"]
         if self.terminal is not None:
             self.late += 1
@@ -162,8 +164,8 @@ class Recorder:
             self._fail(event)
             return
         elif kind == "RUN_FINISHED":
-            event = self._completed(event)
-        self._write_whole(event)
+            event, plain = self._completed(event), False
+        self._write_whole(event, plain=plain)
 
     def _claim_start(self, event: Event) -> None:
         """The engine's RUN_STARTED stands already: the agent's must agree, and is not repeated."""

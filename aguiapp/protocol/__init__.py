@@ -3,7 +3,7 @@
 from aguiapp.protocol.check import Verdict, check
 from aguiapp.protocol.chunks import Expander
 from aguiapp.protocol.compact import compact
-from aguiapp.protocol.enforce import Enforced, enforce
+from aguiapp.protocol.enforce import Enforced, conforms, enforce
 from aguiapp.protocol.events import (
     CHUNKS,
     PROTOCOL_VERSION,
@@ -74,6 +74,7 @@ __all__ = [
     "check",
     "check_input",
     "compact",
+    "conforms",
     "decode_proto",
     "dumps",
     "encode_proto",

@@ -20,13 +20,16 @@ from aguiapp.protocol.events import ProtocolError, text_of
 from aguiapp.protocol.transcript import joined_pair
 
 try:
-    from msgspec.json import Encoder
+    from msgspec.json import Decoder, Encoder
 
     _fast: Callable[[Any], bytes] | None = Encoder().encode
-except ImportError:  # pragma: no cover - the fallback is tested by switching the encoder off
-    _fast = None
+    _fast_decode: Callable[[str], Any] | None = Decoder().decode
+except ImportError:  # pragma: no cover - the fallback is tested by switching both off
+    _fast = _fast_decode = None
 
 MAX_DEPTH: Final = 100
+# Texts up to this length are tried by the fast decoder: token events are far below it.
+_SHORT: Final = 4096
 
 # Everything but brackets, strings as a whole: possessive, and content with a string that never
 # ends, so that any text takes linear time.
@@ -51,6 +54,8 @@ def loads(
     text: str | bytes | bytearray, *, max_depth: int = MAX_DEPTH, unique_keys: bool = True
 ) -> Any:
     """Parse one JSON document strictly."""
+    if text.__class__ is str and len(text) <= _SHORT and (flat := _flat(text)) is not None:
+        return flat
     if not isinstance(text, str):
         try:
             text = bytes(text).decode("utf-8-sig")
@@ -67,6 +72,22 @@ def loads(
         raise JSONTextError("too_deep", f"nested deeper than {max_depth}") from None
     except ValueError:
         raise JSONTextError("bad_number", "a number has too many digits") from None
+
+
+def _flat(text: Any) -> dict[str, Any] | None:
+    """Read an object of scalars; None when the text is anything else, or may be.
+
+    The fast decoder keeps the last of repeated keys; as many colons as keys rule them out.
+    """
+    if _fast_decode is None:
+        return None
+    try:
+        value = _fast_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    if value.__class__ is dict and text.count(":") == len(value) and "[" not in text:
+        return value
+    return None
 
 
 def _check_text_depth(text: str, max_depth: int) -> None:
@@ -118,9 +139,12 @@ _LAST_WINS: Final = JSONDecoder(parse_constant=_constant, parse_float=_float)
 # -- writing ------------------------------------------------------------------------------------
 
 
-def dumps(value: Any, *, max_depth: int = MAX_DEPTH) -> str:
-    """Write the one JSON text of a value: compact, safe in a line, nothing lost."""
-    plain = _is_flat(value) or _check(value, max_depth)
+def dumps(value: Any, *, max_depth: int = MAX_DEPTH, plain: bool = False) -> str:
+    """Write the one JSON text of a value: compact, safe in a line, nothing lost.
+
+    `plain` says that it is known for an object of strings, integers, booleans and null.
+    """
+    plain = plain or _is_flat(value) or _check(value, max_depth)
     text: str | None = None
     if plain and _fast is not None:
         try:

@@ -16,17 +16,21 @@ _PLAIN: Final = frozenset({str, int, float, bool})
 
 # NaN stays NaN, so that it is refused by name when the event is written.
 _json: Final = TypeAdapter[Any](Any, config={"ser_json_inf_nan": "constants"}).dump_python
-_aliases: dict[type[BaseEvent], dict[str, str]] = {}
+_aliases: dict[type, dict[str, str]] = {}
 
 
 def to_wire(event: object) -> Event:
     """Return the event as a dict with wire names; raise ProtocolError when it is none."""
+    # Known models first, by their class: to ask whether something is a model is slow.
+    names = _aliases.get(event.__class__)
+    if names is not None:
+        return _from_model(event, names)
     if isinstance(event, dict):
         wire: Any = event
-    elif isinstance(event, BaseEvent):
-        return _from_model(event)
     elif isinstance(event, str | bytes | bytearray):
         wire = loads(event)
+    elif isinstance(event, BaseEvent):
+        return _from_model(event, _names(event.__class__))
     elif isinstance(event, Mapping):
         wire = dict(event)
     else:
@@ -39,21 +43,22 @@ def to_wire(event: object) -> Event:
     raise ProtocolError("malformed", f"an event is an object with a type, not {text_of(wire)}")
 
 
-def _from_model(model: BaseEvent) -> Event:
+def _from_model(model: Any, names: dict[str, str]) -> Event:
     """Dump a model like its own by-alias JSON, without building JSON."""
-    names = _aliases.get(model.__class__) or _names(model.__class__)
     wire: Event = {}
     for attribute, value in model.__dict__.items():
-        if value.__class__ in _PLAIN:
+        if value is None:
+            if attribute in _NULLABLE:
+                wire[attribute] = None
+        elif value.__class__ in _PLAIN:
             wire[names[attribute]] = value
-        elif value is not None:
+        else:
             # Enum.value is a slow descriptor; every event pays for it.
             plain = value._value_ if attribute == "type" else _plain(value)
             wire[names[attribute]] = plain
-        elif attribute in _NULLABLE:
-            wire[attribute] = None
-    for key, value in (model.__pydantic_extra__ or {}).items():
-        wire[key] = _plain(value)
+    if extra := model.__pydantic_extra__:
+        for key, value in extra.items():
+            wire[key] = _plain(value)
     return wire
 
 
