@@ -10,7 +10,8 @@ from hypothesis import given, settings as hypothesis, strategies as st
 
 from aguiapp import protocol
 from aguiapp.engine.endings import Terminal
-from aguiapp.engine.recorder import LimitExceeded, Recorder
+from aguiapp.engine.limits import LimitExceeded
+from aguiapp.engine.recorder import Recorder
 from tests.scripts import legal, text
 
 IDS = {"threadId": "t1", "runId": "r1"}

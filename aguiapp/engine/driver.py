@@ -19,8 +19,9 @@ from aguiapp.engine import recovery
 from aguiapp.engine.clock import moment, now_ms
 from aguiapp.engine.endings import fields_of
 from aguiapp.engine.history import state_hash
+from aguiapp.engine.limits import LimitExceeded
 from aguiapp.engine.opening import Prepared
-from aguiapp.engine.recorder import LimitExceeded, Recorder
+from aguiapp.engine.recorder import Recorder
 from aguiapp.errors import Fenced, RunError
 from aguiapp.models import Run
 

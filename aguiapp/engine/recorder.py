@@ -5,6 +5,7 @@ enforce -> expand chunks -> verify -> stamp -> encode once -> fold. Nothing here
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,8 @@ from typing import Any
 from aguiapp import conf, protocol
 from aguiapp.agents import new_id
 from aguiapp.engine import endings
+from aguiapp.engine.documents import Documents
+from aguiapp.engine.limits import LimitExceeded
 from aguiapp.models import Run
 from aguiapp.protocol import Event
 
@@ -20,16 +23,20 @@ from aguiapp.protocol import Event
 MAX_FINDINGS = 100
 
 
-class LimitExceeded(Exception):
-    """A limit of the settings was hit; `code` is that of the RUN_ERROR."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
 Encoded = tuple[int, str]
+
+_DELTAS = frozenset({"STATE_DELTA", "ACTIVITY_DELTA"})
+_STATING = frozenset({"STATE_SNAPSHOT", "ACTIVITY_SNAPSHOT"})
+_MESSAGES = frozenset({"TEXT_MESSAGE_START", "REASONING_MESSAGE_START", "TOOL_CALL_RESULT"})
+#: Events that name something new, and where; messages of a snapshot are named by it.
+_NAMING: dict[str, tuple[str, ...]] = {
+    "TEXT_MESSAGE_START": ("messageId",),
+    "REASONING_MESSAGE_START": ("messageId",),
+    "TOOL_CALL_START": ("toolCallId", "parentMessageId"),
+    "TOOL_CALL_RESULT": ("messageId",),
+    "ACTIVITY_SNAPSHOT": ("messageId",),
+    "MESSAGES_SNAPSHOT": (),
+}
 
 
 class Recorder:
@@ -69,8 +76,9 @@ class Recorder:
         self._halves = protocol.Halves()
         self._limits = conf.get()
         self._silent = True
-        #: At least the bytes of the folded state; measured at the first patch.
-        self._state_bound: int | None = None
+        self._documents = Documents(folder, self.find)
+        #: Messages that this run has named: another one's id is a finding when it comes again.
+        self._named: set[str] = set()
 
     def feed(self, raw: Any) -> None:
         """Take one event of the agent in any form."""
@@ -98,15 +106,21 @@ class Recorder:
         """Record an event; `free` ones pass the limits, or a full run could not end."""
         kind = event["type"]
         stamped = event if "timestamp" in event else {**event, "timestamp": self._now()}
-        text = protocol.dumps(stamped, plain=plain)
+        # What the server puts around the values of others may nest deeper than those do.
+        depth = protocol.MAX_DEPTH if free else self._limits.JSON_DEPTH
+        text = protocol.dumps(stamped, plain=plain, max_depth=depth)
         size = len(text) if text.isascii() else len(text.encode())
         if not free:
             self._check_size(kind, size)
+            if kind in _STATING:
+                self._documents.stated(stamped, size)
+        if kind == "MESSAGES_SNAPSHOT":
+            self._documents.restated()
+        if not plain:
+            # The agent may go on changing what it handed over; the fold holds what was written.
+            stamped = json.loads(text)
         self.verifier.feed(stamped)
-        if kind == "STATE_DELTA" or kind == "STATE_SNAPSHOT":
-            self._fold_state(stamped, text, size)
-        else:
-            self.fold.feed(stamped)
+        self.fold.feed(stamped)
         if self.fold.warnings:
             self._note(self.fold.drain())
         self.counts[kind] += 1
@@ -158,8 +172,10 @@ class Recorder:
         if kind == "RUN_STARTED" and silent:
             self._claim_start(event)
             return
-        elif kind == "TOOL_CALL_START":
-            self._check_new_call(event)
+        if kind in _NAMING:
+            self._check_names(kind, event)
+        if kind in _DELTAS:
+            event = self._documents.settled(event)
         elif kind == "RUN_ERROR":
             self._fail(event)
             return
@@ -176,12 +192,20 @@ class Recorder:
                 )
         self.agent_started = True
 
-    def _check_new_call(self, event: Event) -> None:
-        call = event["toolCallId"]
-        if self.fold.has_tool_call(call):
-            raise protocol.ProtocolError(
-                "repeated_call", f"tool call {call!r} is already part of this thread"
-            )
+    def _check_names(self, kind: str, event: Event) -> None:
+        """Names must be such that a client can send them back, and a call is made once."""
+        names = [event[field] for field in _NAMING[kind] if field in event]
+        for message in event.get("messages", ()):
+            names += [message["id"], *(call["id"] for call in message.get("toolCalls") or ())]
+        for name in names:
+            if not protocol.is_id(name):
+                raise protocol.ProtocolError("bad_id", f"{kind} names something {name[:60]!r}")
+        if kind == "TOOL_CALL_START" and self.fold.has_tool_call(event["toolCallId"]):
+            said = f"tool call {event['toolCallId']!r} is already part of this thread"
+            raise protocol.ProtocolError("repeated_call", said)
+        if kind in _MESSAGES and names[0] not in self._named and self.fold.has_message(names[0]):
+            self.find("message_reused", f"{kind} of message {names[0]!r}, which the thread has")
+        self._named.update(names)
 
     def _completed(self, event: Event) -> Event:
         """Name the calls that wait for a client: a late joiner cannot count them."""
@@ -205,34 +229,6 @@ class Recorder:
         if self.events >= limits.RUN_EVENTS:
             raise LimitExceeded("run_too_large", f"The run has {self.events} events already.")
 
-    def _fold_state(self, event: Event, text: str, size: int) -> None:
-        """Fold a state event; a state that would grow too large or too deep is refused.
-
-        Both are measured only when what was added could pass a limit: the sum of the patches,
-        a `copy` or `move`, which add more than they weigh, or a path that nests deeply.
-        """
-        before, limits = self.fold.state, self._limits
-        if event["type"] == "STATE_SNAPSHOT":
-            self._state_bound = 0
-        elif self._state_bound is None:
-            self._state_bound = len(protocol.dumps(before, max_depth=10_000))
-        self.fold.feed(event)
-        if any(found.kind == "patch_limit" for found in self.fold.warnings):
-            raise LimitExceeded("state_too_large", "One patch does more than is allowed.")
-        self._state_bound += size
-        if self._state_bound <= limits.STATE_BYTES and not _may_multiply(event, text, limits):
-            return
-        try:
-            self._state_bound = len(protocol.dumps(self.fold.state, max_depth=limits.JSON_DEPTH))
-        except protocol.JSONTextError as error:
-            problem = f"The state cannot be kept: {error.message}."
-        else:
-            if self._state_bound <= limits.STATE_BYTES:
-                return
-            problem = f"The state grew beyond {limits.STATE_BYTES} bytes."
-        self.fold.feed({"type": "STATE_SNAPSHOT", "snapshot": before})
-        raise LimitExceeded("state_too_large", problem)
-
     def find(self, kind: str, message: str) -> None:
         """Note something wrong that does not stop the run."""
         if len(self.findings) < MAX_FINDINGS:
@@ -241,12 +237,3 @@ class Recorder:
     def _note(self, warnings: Any) -> None:
         for found in warnings:
             self.find(found.kind, found.message)
-
-
-def _may_multiply(event: Event, text: str, limits: conf.Settings) -> bool:
-    """Whether a patch can add more bytes or levels to the state than it has itself."""
-    levels = text.count("{") + text.count("[")
-    return any(
-        op.get("op") in ("copy", "move") or op["path"].count("/") + levels > limits.JSON_DEPTH
-        for op in event.get("delta") or ()
-    )

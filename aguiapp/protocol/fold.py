@@ -87,6 +87,11 @@ class Fold:
         """Whether some message holds a tool call of this id."""
         return name in self._script.calls
 
+    def activity(self, name: str) -> Message | None:
+        """The activity of this id, not a copy: treat it as immutable."""
+        held = self._script.by_id.get(name)
+        return held if held is not None and held.get("role") == "activity" else None
+
     def feed(self, event: Event) -> None:
         """Apply one explicit event."""
         handler = self._handlers.get(event["type"])

@@ -27,7 +27,8 @@ try:
 except ImportError:  # pragma: no cover - the fallback is tested by switching both off
     _fast = _fast_decode = None
 
-MAX_DEPTH: Final = 100
+# Above what inputs and agents may nest (JSON_DEPTH): events are built around their values.
+MAX_DEPTH: Final = 128
 # Texts up to this length are tried by the fast decoder: token events are far below it.
 _SHORT: Final = 4096
 

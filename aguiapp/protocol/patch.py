@@ -13,6 +13,8 @@ from aguiapp.protocol.events import text_of
 MAX_OPERATIONS: Final = 10_000
 # One 1.9 kB delta of copies-into-itself takes the official client down with 4 GB.
 MAX_COPIED: Final = 100_000
+# A long text weighs one value for so many characters.
+CHARACTERS: Final = 160
 
 # fast-json-patch refuses to write these; a state that holds them breaks JavaScript clients.
 _FORBIDDEN = "__proto__"
@@ -39,7 +41,7 @@ def patch(
         raise PatchError(f"a patch is an array, not {text_of(operations)}")
     if len(operations) > max_operations:
         raise PatchLimit(f"more than {max_operations} operations in one patch")
-    work = _Work(document, max_copied, official=official)
+    work = Work(document, max_copied, official=official)
     for operation in operations:
         work.apply(operation)
     return work.root
@@ -111,12 +113,17 @@ def _child(container: Any, token: str) -> Any:
     raise PatchError(f"nothing lies below a scalar: {text_of(token)}")
 
 
-class _Work:
-    """One patch in progress: the root so far and the containers this call may change."""
+class Work:
+    """One patch in progress: the root so far and the containers this call may change.
+
+    `apply` raises PatchError, or PatchLimit, and may leave a half done patch behind.
+    """
 
     __slots__ = ("_copied", "_official", "_owned", "root")
 
-    def __init__(self, document: Any, max_copied: int, *, official: bool) -> None:
+    def __init__(
+        self, document: Any, max_copied: int = MAX_COPIED, *, official: bool = False
+    ) -> None:
         self.root = document
         self._official = official
         self._copied = max_copied
@@ -203,26 +210,33 @@ class _Work:
 
     def copy(self, tokens: list[str], operation: dict[str, Any]) -> None:
         value = self.get(split(operation["from"]))
-        self._spend(value)
-        # From here on two places share containers, so none of them may change in place.
-        self._owned.clear()
+        self._share(value)
         self.insert(tokens, value)
 
     def test(self, tokens: list[str], operation: dict[str, Any]) -> None:
         if not same(self.get(tokens), operation["value"]):
             raise PatchError(f"test failed at {text_of(operation['path'])}")
 
-    def _spend(self, value: Any) -> None:
+    def _share(self, value: Any) -> None:
+        """From here on two places hold these containers, so they may not change in place."""
         pending = [value]
         while pending:
-            self._copied -= 1
-            if self._copied < 0:
-                raise PatchLimit("one patch copies too much")
             item = pending.pop()
+            self._copied -= 1
             if isinstance(item, dict):
                 pending.extend(item.values())
             elif isinstance(item, list):
                 pending.extend(item)
+            elif isinstance(item, str):
+                self._copied -= len(item) // CHARACTERS
+                continue
+            else:
+                continue
+            if self._copied < 0:
+                break
+            self._owned.pop(id(item), None)
+        if self._copied < 0:
+            raise PatchLimit("one patch copies too much")
 
     def _own(self, tokens: list[str]) -> Any:
         """Copy every container down to the parent of the last token, once per call."""
@@ -251,12 +265,12 @@ def _writable(tokens: list[str]) -> None:
 
 
 _METHODS: Final = {
-    "add": _Work.add,
-    "remove": _Work.remove,
-    "replace": _Work.replace,
-    "move": _Work.move,
-    "copy": _Work.copy,
-    "test": _Work.test,
+    "add": Work.add,
+    "remove": Work.remove,
+    "replace": Work.replace,
+    "move": Work.move,
+    "copy": Work.copy,
+    "test": Work.test,
 }
 _NEEDS: Final = {
     "add": ("path", "value"),

@@ -16,7 +16,8 @@ import pytest
 
 from aguiapp import conf, protocol
 from aguiapp.engine.history import state_hash
-from aguiapp.engine.recorder import LimitExceeded, Recorder
+from aguiapp.engine.limits import LimitExceeded
+from aguiapp.engine.recorder import Recorder
 from aguiapp.models import RunEvent
 from aguiapp.protocol.patch import MAX_OPERATIONS, same
 from tests import scripts
@@ -48,7 +49,7 @@ async def all_refused(w: World) -> scripts.Reply:
     """A run of which every delta is inapplicable: noted, and the state stays as it came."""
     reply = await w.run()
     assert reply.types[-1] == "RUN_FINISHED"
-    deltas = scripts.of(reply.events, "STATE_DELTA")
+    deltas = scripts.of(w.input["agent_events"], "STATE_DELTA")
     assert await w.findings(reply) == [FAILED] * len(deltas)
     assert same((await w.snapshot(reply))["state"], w.input["run_input"]["state"])
     return reply
@@ -402,22 +403,18 @@ def test_doubling_over_many_deltas_ends_at_the_limit(copies: int) -> None:
     assert len(protocol.dumps(made.fold.state)) <= conf.get().STATE_BYTES
 
 
-@breach("the whole state is written down before its size is judged")
 def test_many_copies_of_a_long_text_are_refused_in_little_memory() -> None:
     refused(state(LONG), delta(*MANY))
 
 
-@breach("a copy bomb in an activity is noted and sent all the same")
 def test_a_copy_bomb_in_an_activity_is_refused() -> None:
     refused(activity({"a": [0]}), activity_delta(*[COPY] * 40))
 
 
-@breach("the size of an activity is not judged")
 def test_many_copies_of_a_long_text_in_an_activity_are_refused() -> None:
     refused(activity(LONG), activity_delta(*MANY))
 
 
-@breach("the size of an activity is not judged")
 def test_doubling_an_activity_over_many_deltas_ends_at_the_limit() -> None:
     double = activity_delta({"op": "copy", "from": "", "path": "/half"})
     assert limit(recording(), activity(LONG), *[double] * 8) == "state_too_large"
@@ -441,7 +438,6 @@ def test_the_number_of_operations_has_an_exact_limit(name: str) -> None:
     refused(state({"k": 1}), delta(*[operation] * (MAX_OPERATIONS + 1)))
 
 
-@breach("too many operations on an activity are noted and sent all the same")
 def test_too_many_operations_on_an_activity_are_refused() -> None:
     operation = {"op": "add", "path": "/k", "value": 1}
     refused(activity({}), activity_delta(*[operation] * (MAX_OPERATIONS + 1)))
@@ -493,7 +489,6 @@ async def test_server_and_client_agree_on_the_corpus(w: World, source: str) -> N
     assert forks <= ACCIDENTS, forks
 
 
-@breach("a patch that JavaScript reads in its own way is sent as it is")
 @pytest.mark.parametrize("name", sorted(ACCIDENTS))
 def test_no_accident_of_javascript_is_sent(name: str) -> None:
     (row,) = [row for row in CORPUS if row["id"] == name]
@@ -555,13 +550,11 @@ def stands_for(before: Event, event: Event) -> None:
         assert made.findings
 
 
-@breach("a patch that JavaScript reads in its own way is sent as it is")
 @pytest.mark.parametrize("operations", OTHERWISE.values(), ids=OTHERWISE)
 def test_what_javascript_reads_otherwise_is_not_sent_as_it_is(operations: Any) -> None:
     stands_for(state(DOCUMENT), delta(*operations))
 
 
-@breach("a patch that JavaScript reads in its own way is sent as it is")
 @pytest.mark.parametrize("operations", OTHERWISE.values(), ids=OTHERWISE)
 def test_nor_is_it_sent_for_an_activity(operations: Any) -> None:
     stands_for(activity(DOCUMENT), activity_delta(*operations))

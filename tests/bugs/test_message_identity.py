@@ -171,7 +171,6 @@ async def test_an_id_used_again_loads_as_the_client_shows_it(w: World) -> None:
 
 
 @sibling("MSG-08")
-@breach("an id that is used again leaves no finding")
 async def test_an_id_used_again_is_noted(w: World) -> None:
     first, second = w.input["runs"]
     *_, reply = await w.turns(first["agent_events"], second["agent_events"])

@@ -161,14 +161,12 @@ async def no_object(w: World, operations: list[Any]) -> None:
 
 
 @case("STA-09")
-@breach("an activity of an own agent may become no object, with a finding alone")
 async def test_an_activity_stays_an_object(w: World) -> None:
     (operations,) = [e["patch"] for e in w.input["agent_events"] if "patch" in e]
     await no_object(w, operations)
 
 
 @sibling("STA-09")
-@breach("an activity of an own agent may become no object, with a finding alone")
 @pytest.mark.parametrize("operations", NO_OBJECT.values(), ids=NO_OBJECT)
 async def test_no_operation_makes_an_activity_anything_else(w: World, operations: Any) -> None:
     await no_object(w, operations)
@@ -269,7 +267,6 @@ def test_two_folds_of_the_same_rows_are_equal() -> None:
 
 
 @sibling("STA-06")
-@breach("the live fold shares the objects of the agent")
 async def test_an_agent_may_go_on_using_what_it_sent(w: World) -> None:
     async def agent(run: Any) -> AsyncIterator[Event]:
         value: dict[str, Any] = {"list": [1]}
