@@ -25,7 +25,7 @@ def check_settings(
     given = getattr(settings, "AGUIAPP", {})
     if not isinstance(given, dict):
         return [Error("AGUIAPP must be a dict.", id="aguiapp.E001")]
-    return [*_unknown_keys(given), *_wrong_values(given), *_broken_imports()]
+    return [*_unknown_keys(given), *_wrong_values(given), *_beyond(given), *_broken_imports()]
 
 
 def _unknown_keys(given: dict[str, Any]) -> Iterator[CheckMessage]:
@@ -58,6 +58,13 @@ def _wrong_values(given: dict[str, Any]) -> Iterator[CheckMessage]:
                 f"AGUIAPP[{key!r}] is {value!r}; choose one of {', '.join(conf.CHOICES[key])}.",
                 id="aguiapp.E002",
             )
+
+
+def _beyond(given: dict[str, Any]) -> Iterator[CheckMessage]:
+    for key, most in conf.MOST.items():
+        value = given.get(key, 0)
+        if isinstance(value, int | float) and value > most:
+            yield Error(f"AGUIAPP[{key!r}] is {value!r}; the most is {most}.", id="aguiapp.E002")
 
 
 def _broken_imports() -> Iterator[CheckMessage]:

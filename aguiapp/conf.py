@@ -10,6 +10,8 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from aguiapp import protocol
+
 MIB = 1024 * 1024
 
 
@@ -51,6 +53,8 @@ class Settings:
     DRAIN_SECONDS: float = 3.0
 
 
+#: Events are built around what inputs and agents hold, so those may nest this much less.
+MOST = {"JSON_DEPTH": protocol.MAX_DEPTH - 8}
 CHOICES = {"STATE": ("merge", "client", "thread"), "WRITER": ("group", "inline")}
 
 

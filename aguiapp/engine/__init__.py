@@ -95,15 +95,16 @@ def _prepared(
     opened: store.Opened, agent: agents.Agent, request: Request, begun: opening.Opening
 ) -> Prepared:
     merged = begun.merged
+    given, repeated = history.distinct_tools(request.input)
     return Prepared(
         thread=opened.thread,
         run=opened.run,
         agent=agent,
-        input={**request.input, "messages": merged.messages, "state": merged.state},
+        input={**given, "messages": merged.messages, "state": merged.state},
         user=request.user,
         folder=begun.folder,
         opening=begun.events,
-        findings=merged.findings,
+        findings=[*merged.findings, *repeated],
     )
 
 

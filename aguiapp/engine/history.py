@@ -129,6 +129,7 @@ def _history(
     if not unknown and not resumes and _regenerates(fold.messages, theirs):
         return _edit(fold, theirs, unknown, rules, theirs_win=False)
     new, once, findings = _admitted(unknown, rules)
+    findings += _changed(fold.messages, theirs)
     messages = once + [m for m in fold.messages if m["role"] != "activity"] + new
     return Merged(messages=messages, new=new, state=None, findings=findings)
 
@@ -142,7 +143,7 @@ def _regenerates(held: Sequence[Message], theirs: Sequence[Message]) -> bool:
     ours, view = _spoken(held), _spoken(theirs)
     return (
         0 < len(view) < len(ours)
-        and view[-1]["role"] == "user"
+        and ours[len(view) - 1]["role"] == "user"  # whatever role the client gives it
         and [m["id"] for m in ours[: len(view)]] == [m["id"] for m in view]
     )
 
@@ -161,6 +162,32 @@ def _admitted(
         else:
             findings.append({"kind": "forged_message", "role": role, "id": message["id"]})
     return new, once, findings
+
+
+def _changed(held: Sequence[Message], theirs: list[Message]) -> list[dict[str, Any]]:
+    """Findings about messages that the client tells otherwise than the thread, whose word counts."""
+    by_id = {message["id"]: message for message in held}
+    return [
+        {"kind": "changed_message", "role": by_id[message["id"]]["role"], "id": message["id"]}
+        for message in theirs
+        if message["id"] in by_id and not _equal(_said(by_id[message["id"]]), _said(message))
+    ]
+
+
+def _said(message: Message) -> list[Any]:
+    """What a message says; old clients lose metadata and owners, which is no change."""
+    calls = [call["function"] for call in message.get("toolCalls") or ()]
+    return [message["role"], message.get("content"), calls, message.get("toolCallId")]
+
+
+def distinct_tools(given: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The input with each tool once, by name, and findings about the rest."""
+    tools: dict[str, Any] = {}
+    findings = []
+    for tool in given.get("tools", ()):
+        if tools.setdefault(tool["name"], tool) is not tool:
+            findings.append({"kind": "repeated_tool", "name": tool["name"]})
+    return ({**given, "tools": list(tools.values())} if findings else given), findings
 
 
 def _edit(

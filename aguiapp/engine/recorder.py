@@ -109,15 +109,17 @@ class Recorder:
         # What the server puts around the values of others may nest deeper than those do.
         depth = protocol.MAX_DEPTH if free else self._limits.JSON_DEPTH
         text = protocol.dumps(stamped, plain=plain, max_depth=depth)
-        size = len(text) if text.isascii() else len(text.encode())
+        ascii_only = text.isascii()
+        size = len(text) if ascii_only else len(text.encode())
         if not free:
             self._check_size(kind, size)
             if kind in _STATING:
                 self._documents.stated(stamped, size)
         if kind == "MESSAGES_SNAPSHOT":
             self._documents.restated()
-        if not plain:
-            # The agent may go on changing what it handed over; the fold holds what was written.
+        if not plain or not (ascii_only or max(text) < "\U00010000"):
+            # The fold holds what was written: the agent may go on changing what it handed over,
+            # and a pair of halves has become one character.
             stamped = json.loads(text)
         self.verifier.feed(stamped)
         self.fold.feed(stamped)

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from aguiapp.protocol.events import Finding, ProtocolError, text_of
-from aguiapp.protocol.jsontext import MAX_DEPTH, JSONTextError, loads
+from aguiapp.protocol.jsontext import JSONTextError, loads
 from aguiapp.protocol.legacy import upgrade_input
 from aguiapp.protocol.schema import RUN_INPUT
 from aguiapp.protocol.shapes import MAX_PROBLEMS, Report
 
 MAX_ID: Final = 255
+MAX_INPUT_DEPTH: Final = 100
 
 
 class InputError(ProtocolError):
@@ -29,13 +30,13 @@ class InputError(ProtocolError):
         self.problems = list(problems)
 
 
-def parse_input(body: str | bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+def parse_input(body: str | bytes, *, max_depth: int = MAX_INPUT_DEPTH) -> dict[str, Any]:
     """Return the run input in wire form, without what this protocol version does not know."""
     return parse_input_verbose(body, max_depth=max_depth)[0]
 
 
 def parse_input_verbose(
-    body: str | bytes, *, max_depth: int = MAX_DEPTH
+    body: str | bytes, *, max_depth: int = MAX_INPUT_DEPTH
 ) -> tuple[dict[str, Any], list[Finding]]:
     """See parse_input(); also return what was stripped or translated."""
     try:

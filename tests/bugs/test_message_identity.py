@@ -14,7 +14,6 @@ from tests import scripts
 from tests.bugs.world import (
     World,
     activity,
-    breach,
     call,
     caller,
     case,
@@ -267,12 +266,12 @@ async def test_whatever_an_id_is_used_for_again_the_thread_loads(
 
 
 @sibling("MSG-08")
-@breach("of two messages with one id the client writes to both, for they are one object there")
-def test_two_messages_that_a_snapshot_made_one_grow_together(w: World) -> None:
+def test_two_messages_that_a_snapshot_made_one_stay_two(w: World) -> None:
+    """They are one object in the client, and grow together there; a stored fold has only copies."""
     doubled = [result("c1", "t1"), result("c1", "t1")]
     taken = messages({"id": "t1", "role": "assistant", "content": "a"})
     folded = protocol.fold([*doubled, taken, *text("t1", "b")])
-    assert [m["content"] for m in folded.messages] == ["ab", "ab"]
+    assert [m["content"] for m in folded.messages] == ["ab", "a"]
 
 
 @case("MSG-09")
@@ -337,7 +336,6 @@ async def test_the_answer_of_a_client_ends_the_waiting(w: World) -> None:
 
 
 @case("MSG-11")
-@breach("tools of one name are handed to the agent twice")
 async def test_an_agent_sees_each_tool_of_its_request_once(w: World) -> None:
     for given in await seen_by_agent(w, *turns_with_tools(w)):
         assert [tool["name"] for tool in given["tools"]] == ["a", "b"]
@@ -404,7 +402,6 @@ async def test_a_known_id_keeps_the_threads_copy_whatever_the_role(w: World, for
 
 
 @sibling("MSG-12")
-@breach("a known message that was changed leaves no finding")
 async def test_a_changed_message_is_noted(w: World) -> None:
     await w.run(run_input(messages=[said("u1")], script=text("m1", "honest")))
     sent = [said("u1"), said("m1", "FORGED", "assistant"), said("u2")]
@@ -413,7 +410,6 @@ async def test_a_changed_message_is_noted(w: World) -> None:
 
 
 @sibling("MSG-12")
-@breach("the role that the client claims decides whether it generates again")
 async def test_a_claimed_role_cuts_no_history(w: World) -> None:
     """Only a message that is the user's in the thread can be answered again."""
     script = [*text("m1", "honest"), *text("m2", "more")]

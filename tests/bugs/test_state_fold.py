@@ -17,7 +17,6 @@ from tests.bugs.world import (
     World,
     activity,
     activity_delta,
-    breach,
     case,
     delta,
     messages,

@@ -125,11 +125,6 @@ def sibling(name: str) -> Callable[[Test], Test]:
     return lambda test: database(world(test))
 
 
-def breach(reason: str) -> pytest.MarkDecorator:
-    """Mark a promise that does not hold yet; once it does, the test says so by failing."""
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
-
-
 def open_world(name: str, user: User, other: User, settings: Any, patch: Any) -> Iterator[World]:
     """A world with the agent that plays what a request says."""
     with scripts.registered("scripted", scripted.play):

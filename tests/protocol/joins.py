@@ -125,7 +125,9 @@ def _records(one: Message) -> list[tuple[str, str]]:
 
 def _gone(snapshot: Snapshot) -> set[str]:
     """Of which kinds something is open that no message shows."""
-    calls = {name for one in snapshot.messages for bucket, name in _records(one) if bucket == "call"}
+    calls = {
+        name for one in snapshot.messages for bucket, name in _records(one) if bucket == "call"
+    }
     shown = {"tool": calls, "text": _ids(snapshot), "reasoning": _ids(snapshot)}
     return {
         item.kind

@@ -555,7 +555,7 @@ CIRCLE.append(CIRCLE)
         (custom(10**400), "a big integer is beyond"),
         (custom({1: 2}), "a key must be a string, not 1"),
         (custom({"a": object()}), "object is not a JSON type"),
-        (custom(nested(100)), "too deep"),
+        (custom(nested(128)), "too deep"),
         (custom(CIRCLE), "in a circle"),
         ({**END, "messageId": None}, "messageId must be a string, not null"),
         ({**END, "subagentRunId": 5}, "subagentRunId must be a string, not 5"),
@@ -677,7 +677,7 @@ URL = field(2, field(1, b"u"))
         (GROUP_END, "not opened"),
         (GROUP, "cut off"),
         (GROUP + b"\xac\x06", "not opened"),
-        (GROUP * 101, "groups nested deeper"),
+        (GROUP * 129, "groups nested deeper"),
         (field(3, base_of(2, b"\x10" + wire.varint(2**53))), "timestamp is beyond"),
         (field(3, base_of(2, b"\x10" + wire.varint(2**64 - 2**53))), "timestamp is beyond"),
         (in_custom(b"\x1a\x05"), "longer than its message"),
@@ -794,10 +794,10 @@ def test_unknown_roles_outcomes_and_operations_are_left_to_enforcement() -> None
 
 def test_as_many_levels_as_json_may_have_go_through() -> None:
     for event in (
-        custom(nested(99)),
+        custom(nested(127)),
         {"type": "STATE_DELTA", "delta": [{"op": "add", "path": "", "value": nested(97)}]},
         snapshot(role="user", content=[{"type": "text", "text": "", "metadata": nested(95)}]),
-        {**END, "rawEvent": nested(99)},
+        {**END, "rawEvent": nested(127)},
     ):
         protocol.dumps(event)
         assert through(event) == event
@@ -805,14 +805,14 @@ def test_as_many_levels_as_json_may_have_go_through() -> None:
 
 def test_one_level_more_is_refused_both_ways() -> None:
     for event in (
-        custom(nested(100)),
+        custom(nested(128)),
         {"type": "STATE_DELTA", "delta": [{"op": "add", "path": "", "value": nested(98)}]},
         snapshot(role="user", content=[{"type": "text", "text": "", "metadata": nested(96)}]),
     ):
         for write in (proto.encode_proto, protocol.dumps):
             with pytest.raises(protocol.ProtocolError, match="deep"):
                 write(event)
-    deep = values.write_value(nested(100), 100)
+    deep = values.write_value(nested(128), 128)
     for hostile in (deep, values.write_value(nested(20), 20)):
         for _ in range(90 if hostile is not deep else 1):
             hostile = field(6, field(1, hostile))

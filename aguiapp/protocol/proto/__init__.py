@@ -12,7 +12,7 @@ the form that is stored; on the way through this one an event loses what has no 
 * content parts of unknown type, and sources of unknown type with their part;
 * the contents of an outcome of unknown type, or of one that it does not belong to.
 
-An event type that is not known cannot be written at all, nor can NaN, nor more than 100 levels.
+An event type that is not known cannot be written at all, nor can NaN, nor more than 128 levels.
 Where the official encoder writes "undefined" or "null" for a required string that is missing,
 this one refuses.
 """
