@@ -1,5 +1,6 @@
 """`make bench`: ours on both databases and both servers, beside the peer, in shuffled rounds.
 
+Before that the protocol layer alone, as `python -m bench.ground` does.
 Every server has one core, the client another. Reported are medians of the rounds, and ratios
 to the peer of the same round: machines are noisy, ratios carry over.
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import psycopg
 
+from bench import ground
 from tests import services
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -194,6 +196,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=3, help="streams per round and server")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    ground.main()
     if hasattr(os, "sched_setaffinity") and (os.cpu_count() or 1) > 1:
         os.sched_setaffinity(0, {1})
     with contextlib.ExitStack() as stack:

@@ -67,6 +67,8 @@ class _Missing(Exception):
 
 def _is_portable(root: Any, operation: Any, last: bool) -> bool:
     name, tokens = operation["op"], split(operation["path"])
+    if tokens and root is not None and not isinstance(root, dict | list):
+        return False
     try:
         if name in ("move", "copy"):
             value = _source(root, name, split(operation["from"]), tokens)
@@ -121,10 +123,12 @@ def _child(container: Any, token: str) -> Any:
             raise _Elsewhere
         if token in container:
             return container[token]
-    elif isinstance(container, list) and _CANONICAL.fullmatch(token):
-        at = int(token)
-        if at < len(container):
-            return container[at]
+    elif isinstance(container, list):
+        if _CANONICAL.fullmatch(token):
+            if int(token) < len(container):
+                return container[int(token)]
+        elif not token or token.isdigit():
+            raise _Elsewhere
     raise _Missing
 
 

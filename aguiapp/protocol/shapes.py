@@ -7,6 +7,7 @@ removal cascades upward until something optional or an array element can go.
 """
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -46,8 +47,9 @@ class Shape:
 
     __slots__ = ()
 
+    @abstractmethod
     def check(self, value: Any, path: str, report: Report) -> Any:
-        raise NotImplementedError
+        """Return the value without unknown parts, or DROP; note what is wrong in the report."""
 
 
 class Scalar(Shape):

@@ -121,10 +121,8 @@ class Transcript:
 
     def _position(self, wanted: Message) -> int:
         # What changes is nearly always near the end.
-        for at in range(len(self.messages) - 1, -1, -1):
-            if self.messages[at] is wanted:
-                return at
-        raise LookupError(wanted["id"])
+        last = len(self.messages) - 1
+        return next(at for at in range(last, -1, -1) if self.messages[at] is wanted)
 
     def _enter(self, message: Message) -> None:
         self.by_id.setdefault(message["id"], message)

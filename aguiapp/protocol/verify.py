@@ -185,11 +185,10 @@ class Verifier:
         interrupts = outcome.get("interrupts", ()) if outcome.get("type") == "interrupt" else ()
         _no_null_tags(interrupts)
         if self._opened:
-            for kind in KINDS:
-                if left := self._opened.of(kind):
-                    rule, what = _UNCLOSED[kind]
-                    names = ", ".join(item.id for item in left[:5])
-                    raise ProtocolError(rule, f"RUN_FINISHED while {what} are open: {names}")
+            left = next(items for kind in KINDS if (items := self._opened.of(kind)))
+            rule, what = _UNCLOSED[left[0].kind]
+            names = ", ".join(item.id for item in left[:5])
+            raise ProtocolError(rule, f"RUN_FINISHED while {what} are open: {names}")
         self._producer_finish(event, outcome, interrupts)
         self._trace.follow(event)
 

@@ -18,7 +18,7 @@ from tests.protocol import cases
 ADAPTER: TypeAdapter[Any] = TypeAdapter(AnyEvent)
 OFFICIAL = EventEncoder()
 
-# The official model leaves out an echoed `state: null`; to us it is a state, as it is to its client.
+# The official model leaves out the `state: null` of an echoed input; a state may be null.
 NULL_STATE: protocol.Event = {
     "type": "RUN_STARTED",
     "threadId": "t1",
@@ -27,14 +27,11 @@ NULL_STATE: protocol.Event = {
 }
 # Every writer has its own exponents, of equal value: 1e22, 1e+22, 1e-7, 1e-07.
 EXPONENT = re.compile(r"(?<=\d)e\+?(-?)0*(?=\d)")
-# CUSTOM values of which both texts say the same with other characters: ours, theirs, and why.
+# CUSTOM values that both texts say with other characters: ours, theirs. Other readers split lines
+# at the first three, and the fast encoder writes exponents without a plus.
 SPELLED: dict[str, tuple[Any, str, str]] = {
-    "line ends": (
-        "\u0085\u2028\u2029",
-        r'"\u0085\u2028\u2029"',
-        '"\u0085\u2028\u2029"',
-    ),  # other readers split lines there
-    "exponent": (1e22, "1e22", "1e+22"),  # the fast encoder's, without the plus
+    "line ends": ("\u0085\u2028\u2029", r'"\u0085\u2028\u2029"', '"\u0085\u2028\u2029"'),
+    "exponent": (1e22, "1e22", "1e+22"),
 }
 # CUSTOM values that only one side writes, or both differently: our text (None: refused, with a
 # reason) and theirs (None: it raises).

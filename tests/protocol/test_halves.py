@@ -55,3 +55,12 @@ def test_the_fold_is_the_same_with_and_without(deltas: list[tuple[str, str]], la
         events += [{"type": last, "messageId": name} for name in ("m", "n")]
     events.append({"type": "RUN_ERROR", "message": "the end"})
     assert protocol.fold(joined(events)) == protocol.fold(events)
+
+
+def test_what_is_no_text_passes_a_half_that_waits() -> None:
+    halves = protocol.Halves()
+    half = {"type": "TEXT_MESSAGE_CONTENT", "messageId": "m", "delta": "\ud83d"}
+    custom = {"type": "CUSTOM", "name": "n", "value": 1}
+    assert halves.feed(half) == [{**half, "delta": ""}]
+    assert halves.feed(custom) == [custom]
+    assert halves.feed({**half, "delta": "\ude00"}) == [{**half, "delta": "\U0001f600"}]

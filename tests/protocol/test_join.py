@@ -81,8 +81,9 @@ def joined(
     prologue = protocol.join(snapshot, run, held, **more)
     assert not of(prologue, "RUN_ERROR")
     clean(prologue)
-    verdict = protocol.check([*prologue, *rest])
-    assert verdict.accepts, verdict.message
+    for events in ([*before, *rest], [*prologue, *rest]):
+        verdict = protocol.check(events)
+        assert verdict.accepts, verdict.message
     joiner = protocol.fold([*prologue, *rest], messages=held, state=STALE)
     watcher = protocol.fold([*before, *rest])
     assert joiner.messages == watcher.messages
@@ -236,6 +237,14 @@ class TestSubagents:
         rest = [*text("m", "b", subagentRunId="s2"), ended("s2"), {**SUCCESS, "runId": "r2"}]
         joined(before, rest)
 
+    def test_naming_a_call_claims_no_message(self) -> None:
+        """Those of earlier runs belong to nobody in this one until somebody writes to them."""
+        held = stated(said("h", role="assistant"), said("u"))
+        before = [START, held, SUCCESS, {**START, "runId": "r2"}, subagent("s1"), subagent("s2")]
+        theirs = call("c", "{}", parentMessageId="n", subagentRunId="s1")
+        rest = [*theirs, *text("h", "b", subagentRunId="s2"), ended("s1"), ended("s2")]
+        joined([*before, *theirs], [*rest, {**SUCCESS, "runId": "r2"}])
+
     def test_a_call_does_not_take_its_message_with_it(self) -> None:
         """The call is the subagent's, the message it hangs on the parent agent's."""
         host = text("m", "a")
@@ -335,6 +344,15 @@ class TestHistory:
         first, second = of(joined(list(self.TALK), [], held), "MESSAGES_SNAPSHOT")
         assert (first["messages"], second["messages"]) == ([], self.HELD)
 
+    def test_reasoning_and_activities_take_their_places_too(self) -> None:
+        """No snapshot takes them away from whoever holds them unless it names their kind."""
+        card = {"activityType": "card", "content": {"a": 1}}
+        shown = named("ACTIVITY_SNAPSHOT", "messageId", "v", **card)
+        before = [START, *text("m", "a"), shown, *thought("g", "why"), SUCCESS]
+        message, card, reason = protocol.fold(before).messages
+        joined(before, [], [reason, card, message])
+        joined(before, [], [{**card, "content": {"older": 1}}])
+
     def test_only_reasoning_of_their_own_may_stay(self) -> None:
         held = [said("g", role="reasoning"), {**said("v", role="activity"), "content": {}}]
         prologue = protocol.join(protocol.fold(self.TALK), START, held)
@@ -391,7 +409,7 @@ def missed(join: Join, watcher: Snapshot) -> str | None:
     return None if joiner.interrupts == watcher.interrupts else "interrupts"
 
 
-SEEDS, SIZE = range(100), 40
+SEEDS, SIZE = range(70), 40
 
 
 def test_joiners_end_with_what_watchers_have() -> None:

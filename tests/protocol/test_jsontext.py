@@ -182,3 +182,45 @@ def test_writing_and_reading_is_the_identity_in_both_modes(value: Any) -> None:
         assert protocol.loads(text) == value
         assert protocol.loads(text.encode()) == value
         assert len(text.splitlines()) == 1
+
+
+def test_a_generous_caller_gets_no_recursion_error() -> None:
+    with pytest.raises(JSONTextError) as caught:
+        protocol.loads("[" * 100_000 + "]" * 100_000, max_depth=10**6)
+    assert caught.value.rule == "too_deep"
+
+
+FLAT = [
+    '{"a":"x","b":1,"c":-0,"d":null,"e":true,"f":0.1}',
+    '{"a":"x:y","b":"\\"","c":"\\u00e9\\ud83d\\ude00"}',
+    '{"a":{},"b":1e3}',
+    ' {"a" : 1 } ',
+    '{"a":18446744073709551616,"b":"\u00e9"}',
+    '{"a":"\\ud83d"}',
+]
+
+
+@pytest.mark.parametrize("text", FLAT)
+def test_short_texts_read_the_same_with_and_without_the_fast_decoder(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = protocol.loads(text)
+    monkeypatch.setattr(jsontext, "_fast_decode", None)
+    slow = protocol.loads(text)
+    assert repr(fast) == repr(slow) == repr(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":1,"a":2}',
+        '{"a" :1,"a":2}',
+        '{"a":1,"\\u0061":2}',
+        '{"a":":","a":1}',
+        '{"a":1e400}',
+        '{"a":NaN}',
+    ],
+)
+def test_what_the_fast_decoder_would_let_pass_is_refused(text: str) -> None:
+    with pytest.raises(JSONTextError):
+        protocol.loads(text)

@@ -795,8 +795,8 @@ def test_unknown_roles_outcomes_and_operations_are_left_to_enforcement() -> None
 def test_as_many_levels_as_json_may_have_go_through() -> None:
     for event in (
         custom(nested(127)),
-        {"type": "STATE_DELTA", "delta": [{"op": "add", "path": "", "value": nested(97)}]},
-        snapshot(role="user", content=[{"type": "text", "text": "", "metadata": nested(95)}]),
+        {"type": "STATE_DELTA", "delta": [{"op": "add", "path": "", "value": nested(125)}]},
+        snapshot(role="user", content=[{"type": "text", "text": "", "metadata": nested(123)}]),
         {**END, "rawEvent": nested(127)},
     ):
         protocol.dumps(event)
@@ -806,15 +806,15 @@ def test_as_many_levels_as_json_may_have_go_through() -> None:
 def test_one_level_more_is_refused_both_ways() -> None:
     for event in (
         custom(nested(128)),
-        {"type": "STATE_DELTA", "delta": [{"op": "add", "path": "", "value": nested(98)}]},
-        snapshot(role="user", content=[{"type": "text", "text": "", "metadata": nested(96)}]),
+        {"type": "STATE_DELTA", "delta": [{"op": "add", "path": "", "value": nested(126)}]},
+        snapshot(role="user", content=[{"type": "text", "text": "", "metadata": nested(124)}]),
     ):
         for write in (proto.encode_proto, protocol.dumps):
             with pytest.raises(protocol.ProtocolError, match="deep"):
                 write(event)
     deep = values.write_value(nested(128), 128)
     for hostile in (deep, values.write_value(nested(20), 20)):
-        for _ in range(90 if hostile is not deep else 1):
+        for _ in range(120 if hostile is not deep else 1):
             hostile = field(6, field(1, hostile))
         with pytest.raises(protocol.FrameError, match="nested too deep"):
             proto.decode_proto(in_custom(hostile))
