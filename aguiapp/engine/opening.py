@@ -69,9 +69,12 @@ def read(thread: Thread, run: Run, given: dict[str, Any], actor: str | None) -> 
     if merged.heal and last is not None:
         new = {message["id"] for message in merged.new}
         theirs = [m for m in given["messages"] if m["id"] not in new]
-        unlogged = protocol.restate(
-            fold, {"threadId": thread.thread_id, "runId": last.run_id}, theirs
-        )
+        # What this very post answers is pending no more, or a client might do it twice.
+        answered = {message.get("toolCallId") for message in merged.new}
+        pending = [call for call in fold.pending_tool_calls if call not in answered]
+        before = fold._replace(pending_tool_calls=pending)
+        ids = {"threadId": thread.thread_id, "runId": last.run_id}
+        unlogged = protocol.restate(before, ids, theirs)
     mark = {"aguiapp": {"actor": actor}} if actor else {}
     events = [_run_started(given, merged.new, mark), *history.opening_events(merged, mark)]
     return Opening(folder, merged, events, unlogged)

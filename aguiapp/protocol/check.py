@@ -1,6 +1,6 @@
 """The whole consumer pipeline as one verdict."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -84,5 +84,6 @@ class Pipeline:
                 self.fold.feed(expanded)
                 explicit.append(expanded)
 
-    def _note(self, found: Iterable[Finding]) -> None:
-        self.warnings += [finding.at(self.index) for finding in found]
+    def _note(self, found: Sequence[Finding]) -> None:
+        if found:
+            self.warnings += [finding.at(self.index) for finding in found]

@@ -60,15 +60,15 @@ class _Reopening:
         start = run_started(run)
         if seeds := self._seeds():
             start["input"] = {**identity(run), "messages": seeds}
+        items = [item for item in self._items if item.kind != "subagent"]
         events = [start, *self._subagents(), *self._claimed_reasoning()]
-        gone = [item for item in self._items if self._is_gone(item)]
+        events += map(self._opener, items)
+        gone = [item for item in items if self._is_gone(item)]
         if gone:
-            # What a snapshot of this run removed is opened, and removed again.
-            thoughts = any(item.kind == "reasoning" for item in gone)
-            events += map(self._opener, gone)
-            events += resettled(self._snapshot.messages, thoughts=thoughts)
-        left = [item for item in self._items if item.kind != "subagent" and item not in gone]
-        return [*events, *map(self._opener, left)]
+            # What a snapshot of this run removed was opened, and is removed again.
+            thoughts = [item.id for item in gone if item.kind == "reasoning"]
+            events += resettled(self._snapshot.messages, thoughts)
+        return events
 
     def _subagents(self) -> list[Event]:
         """Every invocation of the run: one that ended may still be named as a parent."""
@@ -119,26 +119,38 @@ class _Reopening:
             for name, owner in self._tagged("message")
             if name in self._held
         ]
+        seeds += [
+            {**_ACTIVITY, "id": name, "subagentRunId": owner}
+            for name, owner in self._tagged("activity")
+            if name in self._held
+        ]
         for name, owner in self._tagged("call"):
             if ("tool", name) not in self._open:  # an opener says so itself
                 seeds += self._call_seeds(name, owner)
         return seeds
 
     def _call_seeds(self, name: str, owner: str) -> list[Message]:
-        """A closed call is named through a message, which must not change hands by it."""
+        """A closed call is named through a message, which must not change hands by it.
+
+        Best is a message of this run, whose owner is known; else one of the same subagent, which
+        may be its host; else one that no subagent writes to.
+        """
+        recorded = self._owners["message"]
+
+        def fitness(message: Message) -> tuple[bool, bool, bool]:
+            own = message["role"] == "assistant" and message.get("subagentRunId") == owner
+            return message["id"] in recorded, own, message["role"] in ("user", "activity")
+
         if not self._snapshot.messages:
             return []
-        anchor = max(self._snapshot.messages, key=self._fitness)
-        seeds: list[Message] = []
-        if self._owners["message"].get(anchor["id"]) is None:
-            seeds.append({"id": anchor["id"], "role": "assistant"})
+        anchor = max(self._snapshot.messages, key=fitness)
+        known, own, _ = fitness(anchor)
         call = {"id": name, "type": "function", "function": {"name": "", "arguments": ""}}
-        named = {"id": anchor["id"], "role": "assistant", "subagentRunId": owner}
-        return [*seeds, {**named, "toolCalls": [call]}]
-
-    def _fitness(self, message: Message) -> tuple[bool, bool]:
-        """Best is a message of this run, whose owner is known; else one no subagent writes to."""
-        return message["id"] in self._owners["message"], message["role"] in ("user", "activity")
+        seed = {"id": anchor["id"], "role": "assistant"}
+        named = {**seed, "subagentRunId": owner, "toolCalls": [call]}
+        if recorded.get(anchor["id"]) is not None or (own and not known):
+            return [named]
+        return [seed, named]
 
     def _claimed_reasoning(self) -> list[Event]:
         """Spans share their owners with reasoning messages and leave nothing behind."""
@@ -151,6 +163,7 @@ class _Reopening:
         return events
 
 
+_ACTIVITY: Final = {"role": "activity", "activityType": "", "content": {}}
 _BUCKETS: Final = {
     "text": "message",
     "tool": "call",

@@ -31,28 +31,43 @@ def restate(
     held = [message["id"] for message in messages]
     known = [message["id"] for message in snapshot.messages]
     prefix = held == known[: len(held)] and (not held or len(set(known)) == len(known))
-    reset = [] if prefix else [_emptied(snapshot.messages)]
+    thoughts = list(dict.fromkeys(m["id"] for m in messages if m["role"] == "reasoning"))
+    emptied = [*_renamed(thoughts, snapshot.messages, ()), _emptied(snapshot.messages)]
     if len(_pieces(snapshot.messages, piece)) == 1:
         full = [_stated(snapshot.messages)] if known else []
-        return [start, *reset, *full, state, _finish(snapshot, ids)]
+        return [start, *([] if prefix else emptied), *full, state, _finish(snapshot, ids)]
     head, rest = _head(snapshot.messages)
-    events = [start, _emptied(snapshot.messages), _stated(head), state]
+    events = [start, *emptied, _stated(head), state]
     for part in _pieces(rest, piece):
         events.append({"type": "RUN_FINISHED", **ids})
         events.append({**start, "input": {**ids, "messages": part}})
     return [*events, _finish(snapshot, ids)]
 
 
-def resettled(messages: Sequence[Message], *, thoughts: bool) -> list[Event]:
+def resettled(messages: Sequence[Message], thoughts: Sequence[str]) -> list[Event]:
     """Snapshots that take away what a client that holds these messages holds beside them.
 
-    Reasoning and activities stay unnamed where they can: naming them would claim them.
+    `thoughts` are the reasoning messages among that. Reasoning and activities stay unnamed where
+    they can: naming them would claim them.
     """
+    renamed = _renamed(thoughts, messages, messages)
     if len({message["id"] for message in messages}) < len(messages):
         # Two messages of one id would both be replaced by the latter.
-        return [_emptied(messages), _stated(messages)]
+        return [*renamed, _emptied(messages), _stated(messages)]
     unnamed = ("activity",) if thoughts else ("activity", "reasoning")
-    return [_stated([message for message in messages if message["role"] not in unnamed])]
+    return [*renamed, _stated([m for m in messages if m["role"] not in unnamed])]
+
+
+def _renamed(
+    thoughts: Sequence[str], messages: Sequence[Message], kept: Sequence[Message]
+) -> list[Event]:
+    """A snapshot that makes reasoning into what the next snapshot takes away.
+
+    One that holds no reasoning itself would leave it where it is.
+    """
+    if not thoughts or any(message["role"] == "reasoning" for message in messages):
+        return []
+    return [_stated([*kept, *({"id": name, "role": "user", "content": ""} for name in thoughts)])]
 
 
 def identity(run: Mapping[str, Any]) -> dict[str, Any]:

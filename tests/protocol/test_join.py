@@ -353,10 +353,10 @@ class TestHistory:
         joined(before, [], [reason, card, message])
         joined(before, [], [{**card, "content": {"older": 1}}])
 
-    def test_only_reasoning_of_their_own_may_stay(self) -> None:
+    def test_nothing_stays_that_only_they_held(self) -> None:
         held = [said("g", role="reasoning"), {**said("v", role="activity"), "content": {}}]
         prologue = protocol.join(protocol.fold(self.TALK), START, held)
-        assert protocol.fold(prologue, messages=held).messages == [held[0], *self.HELD]
+        assert protocol.fold(prologue, messages=held).messages == [*self.HELD]
 
     @pytest.mark.parametrize(
         "held", [[], HELD[:1], [said("x"), *HELD]], ids=["none", "prefix", "stale"]
