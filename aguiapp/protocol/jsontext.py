@@ -11,6 +11,7 @@ characters that other readers take for line ends are escaped in it.
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from json.decoder import JSONDecoder
 from json.encoder import JSONEncoder
@@ -123,12 +124,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(pairs: list[tuple[str, Any]]) -> str:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            break
-        seen.add(key)
-    return key
+    counted = Counter(key for key, _ in pairs)
+    return next(key for key, times in counted.items() if times > 1)
 
 
 _UNIQUE: Final = JSONDecoder(

@@ -12,6 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from aguiapp import protocol
+from aguiapp.protocol.__main__ import main
 from aguiapp.protocol.capture import read, report
 from tests.protocol.cases import ROOT
 
@@ -112,6 +113,20 @@ def test_expand_and_fold_print_what_they_made() -> None:
     text, status = report("fold", saved("sse", ILLEGAL))
     assert status == 1
     assert text.split("\n")[-1].startswith("refused at event 2")
+
+
+def test_the_module_reports_and_returns_its_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.json"
+    file.write_bytes(saved("document", LEGAL))
+    assert main(["check", str(file)]) == 0
+    assert capsys.readouterr().out.endswith("accepted: 3 events\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(saved("sse", ILLEGAL))))
+    assert main(["fold", "-"]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["expand", str(tmp_path / "none")])
+    assert "No such file" in capsys.readouterr().err
 
 
 def shell(*arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -164,3 +164,12 @@ def test_a_patch_applies_whole_or_not_and_never_touches_its_arguments(
             stepwise = copy.deepcopy(protocol.patch(stepwise, [operation]))
         assert same(stepwise, result)
     assert (document, operations) == before
+
+
+@pytest.mark.parametrize("value", [[1], [1, 2, 3], {"0": 1}, [2, 1], [1, True], [1, 2.5]])
+def test_a_test_compares_arrays_whole(value: object) -> None:
+    document = {"l": [1, 2]}
+    with pytest.raises(protocol.PatchError, match="test failed"):
+        protocol.patch(document, [{"op": "test", "path": "/l", "value": value}])
+    same = [{"op": "test", "path": "/l", "value": [1.0, 2]}]
+    assert protocol.patch(document, same) == document

@@ -77,3 +77,29 @@ def test_an_event_that_fights_back_is_malformed() -> None:
 
     verdict = protocol.check([START, Hostile()])
     assert (verdict.error_index, verdict.rule) == (1, "malformed")
+
+
+def test_an_activity_is_found_by_its_id_and_nothing_else_is() -> None:
+    fold = protocol.Fold(messages=[{"id": "u", "role": "user", "content": "x"}])
+    fold.feed(
+        {"type": "ACTIVITY_SNAPSHOT", "messageId": "a", "activityType": "p", "content": {"n": 1}}
+    )
+    found = fold.activity("a")
+    assert found is not None
+    assert found["content"] == {"n": 1}
+    assert (fold.activity("u"), fold.activity("none")) == (None, None)
+
+
+def test_a_join_names_no_call_where_no_message_is_left() -> None:
+    tag = {"toolCallId": "c", "subagentRunId": "s"}
+    before = [
+        START,
+        {"type": "TOOL_CALL_START", "toolCallName": "f", **tag},
+        {"type": "TOOL_CALL_END", **tag},
+        {"type": "MESSAGES_SNAPSHOT", "messages": []},
+    ]
+    prologue = protocol.join(protocol.fold(before), START)
+    assert protocol.check(prologue).accepts
+    assert [event.get("input") for event in prologue if event["type"] == "RUN_STARTED"] == [
+        None
+    ] * 2
