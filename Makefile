@@ -6,7 +6,7 @@ PORT ?= 8000
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench
+.PHONY: help setup demo test check coverage bench
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ check: $(VENV)/.dev ## Lint, types, import rules, Django's checks
 	$(BIN)/deptry .
 	$(BIN)/python manage.py check --fail-level WARNING
 	$(BIN)/python manage.py makemigrations --check --dry-run
+
+coverage: $(VENV)/.dev ## Show that the tests reach every branch of aguiapp.protocol
+	$(BIN)/python -m pytest -q tests/protocol tests/conformance -m "not node" \
+		--cov=aguiapp.protocol --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 bench: $(VENV)/.dev ## Measure throughput and latency (ARGS)
 	$(BIN)/python -m bench $(ARGS)

@@ -28,5 +28,5 @@ def main(arguments: list[str] | None = None) -> int:
     return status
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # pragma: no cover - the tests run it as a process of its own
     sys.exit(main())

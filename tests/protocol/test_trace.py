@@ -92,7 +92,7 @@ def test_an_activity_is_found_by_its_id_and_nothing_else_is() -> None:
 
 def test_a_join_names_no_call_where_no_message_is_left() -> None:
     tag = {"toolCallId": "c", "subagentRunId": "s"}
-    before = [
+    before: list[protocol.Event] = [
         START,
         {"type": "TOOL_CALL_START", "toolCallName": "f", **tag},
         {"type": "TOOL_CALL_END", **tag},
