@@ -186,12 +186,27 @@ def find(identity: Identity, key: uuid.UUID, right: str) -> Thread:
 
     Raises NotFound for what they may not see, Forbidden for what they may see but not do.
     """
-    thread = threads(identity).filter(key=key).first()
-    if thread is None:
-        raise NotFound
+    return _allowed(identity, threads(identity).filter(key=key).first(), right)
+
+
+def own(identity: Identity, thread_id: str) -> Thread | None:
+    """This person's own thread of that id, if they may see it; None where there is none yet."""
+    thread = threads(identity).filter(scope=identity.scope, thread_id=thread_id).first()
+    return None if thread is None else _allowed(identity, thread, "see")
+
+
+def may(identity: Identity, thread: Thread, right: str) -> bool:
+    """Whether a person who sees the thread has that right."""
+    return right in _rights(identity, thread)
+
+
+def _rights(identity: Identity, thread: Thread) -> frozenset[str]:
     policy: Policy = conf.imported("POLICY")()
-    rights = policy.rights(identity, thread)
-    if "see" not in rights:
+    return policy.rights(identity, thread)
+
+
+def _allowed(identity: Identity, thread: Thread | None, right: str) -> Thread:
+    if thread is None or "see" not in (rights := _rights(identity, thread)):
         raise NotFound
     if right not in rights:
         raise Forbidden(details={"right": right})

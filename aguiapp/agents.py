@@ -9,7 +9,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -213,6 +213,8 @@ def text_of(content: Any) -> str:
 
 Ready = Callable[[], bool | Awaitable[bool]]
 HISTORIES = ("server", "client")
+#: Limits that an agent may set for itself, by the settings they stand for.
+LIMITS = {name.lower(): name for name in ("RUN_SECONDS", "IDLE_SECONDS", "RUN_EVENTS", "RUN_BYTES")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +224,21 @@ class Agent:
     name: str
     target: Any
     history: str = "server"
+    busy: str | None = None
+    disconnect: str | float | None = None
+    limits: dict[str, float] = field(default_factory=dict)
     ready: Ready | None = None
     capabilities: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> conf.Settings:
+        """The settings in force for a run of this agent."""
+        own: dict[str, Any] = {LIMITS[name]: value for name, value in self.limits.items()}
+        if self.busy is not None:
+            own["BUSY"] = self.busy
+        if self.disconnect is not None:
+            own["DISCONNECT"] = self.disconnect
+        return replace(conf.get(), **own)
 
     async def check_ready(self) -> None:
         """Raise AgentNotReady when `ready` says so."""
@@ -305,18 +320,26 @@ def agent(
     name: str,
     *,
     history: str = "server",
+    busy: str | None = None,
+    disconnect: str | float | None = None,
+    limits: dict[str, float] | None = None,
     ready: Ready | None = None,
     capabilities: dict[str, Any] | None = None,
 ) -> Callable[[T], T]:
     """Register an agent: an (async) generator, a coroutine, or an object or class with `run()`.
 
-    `history="client"` makes the input's messages the truth of each run; `ready` is asked before
-    anything is stored and answers False to refuse (503); `capabilities` is declared as given.
+    `history="client"` makes the input's messages the truth of each run. `busy` says what becomes
+    of a post while its thread has a run: "reject", "enqueue" or "interrupt"; `disconnect` what
+    becomes of a run whose readers left: "continue", "cancel", or the seconds it waits for one.
+    `limits` sets run_seconds, idle_seconds, run_events and run_bytes (0 seconds: no limit).
+    `ready` is asked before anything is stored and answers False to refuse (503); `capabilities`
+    is declared as given. What is left out follows the settings.
     """
     if not name or "/" in name:
         raise ImproperlyConfigured(f"{name!r} is no name for an agent: it stands in the URL")
     if history not in HISTORIES:
         raise ImproperlyConfigured(f"history is one of {HISTORIES}, not {history!r}")
+    _check_options(busy, disconnect, limits or {})
 
     def register(target: T) -> T:
         known = _registry.get(name)
@@ -326,12 +349,30 @@ def agent(
             name=name,
             target=target,
             history=history,
+            busy=busy,
+            disconnect=disconnect,
+            limits=limits or {},
             ready=ready,
             capabilities=capabilities or {},
         )
         return target
 
     return register
+
+
+def _check_options(
+    busy: str | None, disconnect: str | float | None, limits: dict[str, float]
+) -> None:
+    if busy is not None and busy not in conf.CHOICES["BUSY"]:
+        raise ImproperlyConfigured(f"busy is one of {conf.CHOICES['BUSY']}, not {busy!r}")
+    if disconnect is not None and not conf.is_disconnect(disconnect):
+        kinds = conf.DISCONNECTS
+        raise ImproperlyConfigured(f"disconnect is one of {kinds}, or seconds, not {disconnect!r}")
+    for name, value in limits.items():
+        if name not in LIMITS:
+            raise ImproperlyConfigured(f"limits are {sorted(LIMITS)}; there is no {name!r}")
+        if not conf.is_amount(value):
+            raise ImproperlyConfigured(f"the limit {name} is a number, not {value!r}")
 
 
 def _where(target: Any) -> tuple[Any, Any]:
@@ -345,6 +386,13 @@ def get(name: str) -> Agent:
     if found is None:
         raise NotFound("There is no agent of that name.")
     return found
+
+
+def heed_readers() -> bool:
+    """Whether any agent's runs depend on who reads them."""
+    default = conf.get().DISCONNECT
+    policies = (default if a.disconnect is None else a.disconnect for a in _registry.values())
+    return any(policy != "continue" for policy in policies)
 
 
 def names() -> list[str]:

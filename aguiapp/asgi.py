@@ -17,7 +17,7 @@ from aguiapp.transports.websocket import RunConsumer
 Application = Callable[..., Awaitable[Any]]
 
 #: Views whose answer may take long: served by our consumer, which holds no thread meanwhile.
-STREAMS = (views.agent_run, views.thread_stream, views.thread_events)
+STREAMS = (views.agent_run, views.agent_connect, views.thread_stream, views.thread_events)
 
 
 def mount(django_application: Application, websocket: Application | None = None) -> Application:

@@ -44,6 +44,14 @@ def _wrong_values(given: dict[str, Any]) -> Iterator[CheckMessage]:
         default = defaults.get(key)
         if default is None:
             continue
+        if key == "DISCONNECT":
+            if not conf.is_disconnect(value):
+                yield Error(
+                    f"AGUIAPP['DISCONNECT'] is {value!r}; choose one of"
+                    f" {', '.join(conf.DISCONNECTS)}, or a number of seconds.",
+                    id="aguiapp.E002",
+                )
+            continue
         wanted = (int, float) if isinstance(default, float) else type(default)
         wrong = not isinstance(value, wanted) or isinstance(value, bool) != isinstance(
             default, bool

@@ -29,6 +29,9 @@ class Settings:
     SYSTEM_MESSAGES: bool = True
     LEGACY_ECHO: bool = False
 
+    BUSY: str = "reject"
+    DISCONNECT: str | float = "continue"
+
     WRITER: str = "group"
     CHANNEL_LAYER: str = "default"
     AGENT_THREADS: int = 8
@@ -40,6 +43,9 @@ class Settings:
     STATE_BYTES: int = 8 * MIB
     RUN_EVENTS: int = 1_000_000
     RUN_BYTES: int = 512 * MIB
+    RUN_SECONDS: float = 3600.0
+    IDLE_SECONDS: float = 600.0
+    QUEUE_RUNS: int = 20
     JSON_DEPTH: int = 100
     PAGE_EVENTS: int = 1000
 
@@ -50,12 +56,29 @@ class Settings:
     POLL_SECONDS: float = 1.0
     HEARTBEAT_SECONDS: float = 15.0
     STALL_SECONDS: float = 60.0
+    STREAM_SECONDS: float = 0.0
     DRAIN_SECONDS: float = 3.0
 
 
 #: Events are built around what inputs and agents hold, so those may nest this much less.
 MOST = {"JSON_DEPTH": protocol.MAX_DEPTH - 8}
-CHOICES = {"STATE": ("merge", "client", "thread"), "WRITER": ("group", "inline")}
+CHOICES = {
+    "STATE": ("merge", "client", "thread"),
+    "WRITER": ("group", "inline"),
+    "BUSY": ("reject", "enqueue", "interrupt"),
+}
+#: What becomes of a run whose readers left; or a number: the seconds it waits for one.
+DISCONNECTS = ("continue", "cancel")
+
+
+def is_disconnect(value: Any) -> bool:
+    """Whether the value says what becomes of a run that nobody reads any more."""
+    return value in DISCONNECTS if isinstance(value, str) else is_amount(value)
+
+
+def is_amount(value: Any) -> bool:
+    """Whether the value is a number from 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 @cache

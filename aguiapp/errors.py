@@ -84,6 +84,12 @@ class ThreadBusy(Conflict):
     code = "thread_busy"
 
 
+class QueueFull(Conflict):
+    """Too many turns wait on this thread already."""
+
+    code = "queue_full"
+
+
 class RunIdTaken(Conflict):
     """This runId was used on this thread with another input."""
 
@@ -179,6 +185,10 @@ RUN_ERROR_CODES = {
     "event_too_large": "One event was larger than EVENT_BYTES.",
     "run_too_large": "The run wrote more than RUN_EVENTS events or RUN_BYTES bytes.",
     "state_too_large": "The state grew beyond STATE_BYTES.",
+    "run_timeout": "The run took longer than RUN_SECONDS.",
+    "idle_timeout": "The agent sent no event for IDLE_SECONDS.",
+    "stale_history": "The thread moved on before the edit's turn came; nothing was edited.",
+    "agent_not_ready": "The agent could not take the run when its turn came.",
     "orphaned": "The process that drove the run died; another one ended it.",
     "shutdown": "The server was shut down while the run was active.",
     "store_failed": "The event could not be stored, so the run was stopped.",

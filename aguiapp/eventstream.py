@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django.http import HttpResponse, StreamingHttpResponse
@@ -104,85 +105,137 @@ class Later(HttpResponse):
             self["Content-Length"] = str(len(self.content))
 
 
-async def _demand(recheck: Recheck) -> None:
-    if not await recheck():
-        raise StreamAborted
+class Unlogged(NamedTuple):
+    """Events for one reader alone, ahead of the log; they have no place in it."""
+
+    events: Sequence[dict[str, Any]]
 
 
-async def guarded(
-    follower: feed.Follower, recheck: Recheck
-) -> AsyncGenerator[feed.Batch | None, None]:
-    """The follower's batches for as long as the reader may see the thread.
+Prelude = Callable[[], Awaitable[Sequence[dict[str, Any]]]]
+Presence = Callable[[], AbstractContextManager[None]]
 
-    Whatever goes wrong on the way is an abort: the reader comes back with its cursor.
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One reader's way through a thread, whatever carries it.
+
+    `unlogged` comes first: known already, or a function that tells it once the run's turn has
+    come. `presence` says that somebody reads who may keep a run alive by it. Who `resumes` may be
+    ended in order before the run is.
     """
-    loop = asyncio.get_running_loop()
-    period = conf.get().HEARTBEAT_SECONDS
-    due = loop.time() + period
-    try:
-        async with aclosing(follower.batches(period)) as batches:
+
+    follower: feed.Follower
+    recheck: Recheck
+    unlogged: Sequence[dict[str, Any]] | Prelude = ()
+    presence: Presence = nullcontext
+    resumes: bool = False
+
+    async def items(self) -> AsyncGenerator[feed.Batch | Unlogged | None, None]:
+        """Unlogged events, then batches as they are committed; None now and then without any.
+
+        Whatever goes wrong on the way is an abort: the reader comes back with its cursor.
+        """
+        try:
+            with self.presence():
+                async with aclosing(self._items()) as items:
+                    async for item in items:
+                        yield item
+        except StreamAborted:
+            raise
+        except Exception as error:
+            logger.exception("stream aborted")
+            raise StreamAborted from error
+
+    async def _items(self) -> AsyncGenerator[feed.Batch | Unlogged | None, None]:
+        known: Sequence[dict[str, Any]] | None = None
+        if not callable(self.unlogged):
+            known = self.unlogged
+            if known:
+                yield Unlogged(known)
+        async with aclosing(self._batches()) as batches:
+            async for batch in batches:
+                if batch is not None and callable(self.unlogged) and known is None:
+                    known = await self.unlogged()
+                    if known:
+                        yield Unlogged(known)
+                yield batch
+        if self.follower.withdrawn:
+            yield Unlogged(_withdrawn(self.follower))
+
+    async def _batches(self) -> AsyncGenerator[feed.Batch | None, None]:
+        """The follower's batches for as long as the reader may see the thread, or has time."""
+        loop = asyncio.get_running_loop()
+        settings = conf.get()
+        period = settings.HEARTBEAT_SECONDS
+        due, close = loop.time() + period, float("inf")
+        if self.resumes and settings.STREAM_SECONDS:
+            close = loop.time() + settings.STREAM_SECONDS
+            period = min(period, settings.STREAM_SECONDS)
+        async with aclosing(self.follower.batches(period)) as batches:
             async for batch in batches:
                 if loop.time() >= due:
-                    await _demand(recheck)
-                    due = loop.time() + period
+                    if not await self.recheck():
+                        raise StreamAborted
+                    due = loop.time() + settings.HEARTBEAT_SECONDS
                 yield batch
-    except StreamAborted:
-        raise
-    except Exception as error:
-        logger.exception("stream aborted")
-        raise StreamAborted from error
+                if loop.time() >= close:
+                    return
 
 
-async def framed(
-    framing: Framing,
-    follower: feed.Follower,
-    recheck: Recheck,
-    *,
-    unlogged: Sequence[dict[str, Any]] = (),
-    resumes: bool = False,
-) -> AsyncGenerator[bytes, None]:
-    """A follower's events, one per frame: the unlogged ones without id, then the log.
+def _withdrawn(follower: feed.Follower) -> list[dict[str, Any]]:
+    """A run that was cancelled before its turn came, as clients understand it."""
+    assert follower.run is not None  # noqa: S101
+    ids = {"threadId": follower.run.thread.thread_id, "runId": follower.run.run_id}
+    version = {"protocolVersion": protocol.PROTOCOL_VERSION}
+    return [
+        {"type": "RUN_STARTED", **ids, **version},
+        {"type": "RUN_FINISHED", **ids, "outcome": {"type": "cancelled"}},
+    ]
+
+
+async def framed(framing: Framing, reading: Reading) -> AsyncGenerator[bytes, None]:
+    """A reader's events, one per frame: the unlogged ones without id, then the log.
 
     An end before the run's terminal is an abort, because a stock client takes a clean end for
     success; readers that declared that they resume get a marked, clean end.
     """
     yield framing.opening  # also when empty: it sends the headers ahead of the agent
-    if unlogged:
-        yield b"".join(map(framing.frame, unlogged))
-    async with aclosing(guarded(follower, recheck)) as batches:
-        async for batch in batches:
-            if batch is not None:
-                yield framing.frames(batch)
+    async with aclosing(reading.items()) as items:
+        async for item in items:
+            if isinstance(item, Unlogged):
+                yield b"".join(map(framing.frame, item.events))
+            elif item is not None:
+                yield framing.frames(item)
             elif framing.keep_alive:
                 yield framing.keep_alive
-    if follower.finished:
+    if reading.follower.finished:
         return
-    if not resumes or framing.mark is None:
+    if not reading.resumes or framing.mark is None:
         raise StreamAborted
-    yield framing.mark(follower.cursor)
+    yield framing.mark(reading.follower.cursor)
 
 
-async def document(
-    follower: feed.Follower, recheck: Recheck, *, unlogged: Sequence[dict[str, Any]] = ()
-) -> AsyncGenerator[bytes, None]:
+async def document(reading: Reading) -> AsyncGenerator[bytes, None]:
     """One JSON document of a run, `{"events": [...]}`, written as the run goes.
 
     Streamed so that a request that waits for a long run holds no thread and no connection; an
     idle one gets white space, which JSON allows between values.
     """
-    counted = f'"unlogged":{len(unlogged)},' if unlogged else ""
-    yield f'{{{counted}"events":['.encode()
-    before = ""
-    if unlogged:
-        yield ",".join(protocol.dumps(event) for event in unlogged).encode()
-        before = ","
-    async with aclosing(guarded(follower, recheck)) as batches:
-        async for batch in batches:
-            if batch is None:
+    yield b"{"
+    before = '"events":['
+    async with aclosing(reading.items()) as items:
+        async for item in items:
+            if item is None:
                 yield b" "
+                continue
+            payloads: Iterable[str]
+            if isinstance(item, Unlogged):
+                before = f'"unlogged":{len(item.events)},{before}'
+                payloads = map(protocol.dumps, item.events)
             else:
-                yield (before + ",".join(batch.payloads)).encode()
-                before = ","
-    if not follower.finished:
+                payloads = item.payloads
+            yield (before + ",".join(payloads)).encode()
+            before = ","
+    if not reading.follower.finished:
         raise StreamAborted
-    yield b"]}"
+    yield b"]}" if before == "," else f"{before}]}}".encode()

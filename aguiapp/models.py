@@ -85,6 +85,8 @@ class Run(models.Model):
         blank=True,
         related_name="agui_runs",
     )
+    #: Opaque id of who asked for the run, as its events name them.
+    actor = models.CharField(max_length=64, blank=True)
     parent_run = models.CharField(max_length=255, blank=True)
     branched_from = models.ForeignKey(
         "self", on_delete=models.SET_NULL, null=True, blank=True, related_name="branches"
@@ -141,6 +143,11 @@ class Run(models.Model):
                 fields=["lease_expires"],
                 condition=models.Q(status="running"),
                 name="aguiapp_run_lease",
+            ),
+            models.Index(
+                fields=["thread"],
+                condition=models.Q(status="queued"),
+                name="aguiapp_run_queued",
             ),
         ]
         permissions: ClassVar = [
@@ -225,6 +232,26 @@ class Participant(models.Model):
 
     def __str__(self) -> str:
         return f"{self.user} ({self.role})"
+
+
+class Watcher(models.Model):
+    """How many connections of people who may speak one process holds on a thread."""
+
+    thread = models.ForeignKey(Thread, on_delete=models.CASCADE, related_name="watchers")
+    #: As `Run.lease_owner` names it.
+    process = models.CharField(max_length=255)
+    count = models.PositiveIntegerField()
+    expires = models.DateTimeField(db_index=True)
+
+    class Meta:
+        verbose_name = _("watcher")
+        verbose_name_plural = _("watchers")
+        constraints: ClassVar = [
+            models.UniqueConstraint("thread", "process", name="aguiapp_watcher_thread_process"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.process}: {self.count}"
 
 
 class Command(models.Model):

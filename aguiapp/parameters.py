@@ -24,7 +24,18 @@ OFF = frozenset({"0", "false", "no", "off", "json"})
 
 
 def mode(request: HttpRequest) -> str:
-    """How the run is answered: "sse", "proto" or "json"."""
+    """How the run is answered: "sse", "proto", "json", or "async" for not at all (RFC 7240)."""
+    if "respond-async" in map(_token, request.headers.get("Prefer", "").split(",")):
+        return "async"
+    return stream_mode(request)
+
+
+def _token(preference: str) -> str:
+    return preference.partition(";")[0].strip().lower()
+
+
+def stream_mode(request: HttpRequest) -> str:
+    """How a stream that ends is answered: "sse", "proto" or "json"."""
     for switch in ("stream", "sse"):
         if request.GET.get(switch, "").lower() in OFF:
             return "json"
@@ -36,6 +47,11 @@ def streaming(request: HttpRequest) -> str:
     binary = protocol.proto_available()
     wants = protocol.negotiate(request.headers.get("Accept"), binary=binary)
     return "sse" if wants == "json" else wants
+
+
+def resumes(request: HttpRequest) -> bool:
+    """Whether the reader says that it comes back when its stream ends early."""
+    return request.headers.get("AGUI-Resume") == "1"
 
 
 async def parsed(
@@ -54,9 +70,7 @@ async def parsed(
     key = request.GET.get("thread")
     if key is not None:
         thread = await store.call(access.find, identity, thread_key(key), "speak")
-        if thread.thread_id != given["threadId"]:
-            problem = {"path": "threadId", "message": "differs from the thread's own id"}
-            raise InvalidInput(details=[problem])
+        _same_id(thread, given)
     return engine.Request(
         agent=agent,
         input=given,
@@ -68,6 +82,23 @@ async def parsed(
         mode=mode,
         transport=transport,
     )
+
+
+def joined_thread(
+    request: HttpRequest, identity: access.Identity, given: dict[str, Any]
+) -> Thread | None:
+    """The thread somebody joins: a shared one by `?thread=`, else their own of the input's id."""
+    key = request.GET.get("thread")
+    if key is None:
+        return access.own(identity, given["threadId"])
+    return _same_id(access.find(identity, thread_key(key), "see"), given)
+
+
+def _same_id(thread: Thread, given: dict[str, Any]) -> Thread:
+    if thread.thread_id != given["threadId"]:
+        problem = {"path": "threadId", "message": "differs from the thread's own id"}
+        raise InvalidInput(details=[problem])
+    return thread
 
 
 def parse_input(text: str) -> dict[str, Any]:

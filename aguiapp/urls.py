@@ -9,6 +9,7 @@ from aguiapp import views
 app_name = "aguiapp"
 urlpatterns = [
     path("agents/<str:agent>/", views.agent_run, name="agent"),
+    path("agents/<str:agent>/connect", views.agent_connect, name="connect"),
     path("agents/<str:agent>/capabilities", views.agent_capabilities, name="capabilities"),
     path("agents/<str:agent>/ws", views.agent_socket, name="agent-socket"),
     path("threads/", views.threads, name="threads"),

@@ -17,7 +17,18 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 
-from aguiapp import access, agents, conf, engine, eventstream, feed, parameters, protocol, store
+from aguiapp import (
+    access,
+    agents,
+    conf,
+    engine,
+    eventstream,
+    feed,
+    parameters,
+    protocol,
+    replies,
+    store,
+)
 from aguiapp.errors import (
     AguiError,
     BadParameter,
@@ -99,41 +110,34 @@ async def agent_run(
         raise NeedsAsgi
     posted = await parameters.parsed(request, identity, agent, mode=wants, transport="http")
     started = await engine.start(posted)
-    recheck = functools.partial(_still_sees, identity, started.thread)
-    follower, unlogged = follow_run(started), started.unlogged
-    if wants == "json":
-        source = eventstream.document(follower, recheck, unlogged=unlogged)
-        content_type = "application/json"
-    else:
-        framing = eventstream.FRAMINGS[wants]
-        resumes = request.headers.get("AGUI-Resume") == "1"
-        source = eventstream.framed(framing, follower, recheck, unlogged=unlogged, resumes=resumes)
-        content_type = framing.content_type
-    stream = eventstream.EventStream(source, headers_of(started), content_type)
-    return await _whole(stream) if inline else stream
+    if wants == "async":
+        return replies.accepted(request, started)
+    resumes = parameters.resumes(request)
+    reading = await replies.read_run(identity, posted, started, resumes=resumes)
+    run = started.run
+    headers = replies.headers_of(started.thread, run, replies.first_position(run))
+    stream = replies.streamed(wants, reading, headers)
+    return await replies.whole(stream) if inline else stream
 
 
-async def _whole(stream: eventstream.EventStream) -> HttpResponse:
-    """The stream of a run that was driven to its end before the response began, as one body."""
-    body = b"".join([chunk async for chunk in stream.source])
-    return HttpResponse(body, headers=dict(stream.items()))
-
-
-def follow_run(started: engine.Started) -> feed.Follower:
-    """A follower of the run from its first event."""
-    return feed.Follower(started.thread, started.run.offset or 0, started.run)
-
-
-def headers_of(started: engine.Started) -> dict[str, str]:
-    """Where the run is kept, and how a client counts its frames."""
-    headers = {
-        "AGUI-Thread": str(started.thread.key),
-        "AGUI-Run": str(started.run.key),
-        "AGUI-Cursor": feed.cursor(started.thread.epoch, (started.run.offset or 0) + 1),
-    }
-    if started.unlogged:
-        headers["AGUI-Unlogged"] = str(len(started.unlogged))
-    return headers
+@endpoint("POST")
+async def agent_connect(
+    request: HttpRequest, identity: access.Identity, agent: str
+) -> HttpResponseBase:
+    """Join a thread without a run of one's own: what is there, then the active run to its end."""
+    agents.get(agent)
+    if not isinstance(request, ASGIRequest):
+        raise NeedsAsgi
+    given = parameters.parse_input(parameters.body(request))
+    wants = parameters.stream_mode(request)
+    thread = await store.call(parameters.joined_thread, request, identity, given)
+    if thread is None:
+        return replies.nothing(wants)
+    joined = await store.call(engine.join, thread, given["messages"])
+    resumes = parameters.resumes(request)
+    reading = await replies.read_joined(identity, thread, joined, resumes=resumes)
+    first = None if joined.run is None else joined.position + 1
+    return replies.streamed(wants, reading, replies.headers_of(thread, joined.run, first))
 
 
 @endpoint("GET")
@@ -214,15 +218,20 @@ async def thread_stream(
     cursor = request.headers.get("Last-Event-ID") or request.GET.get("after") or ""
     after = await store.call(parameters.position, thread, cursor)
     run = await store.call(parameters.run, request, thread)
-    follower = feed.Follower(thread, after, run)
+    gap = await store.call(engine.gap, thread, after) if cursor and run is None else None
+    follower = feed.Follower(thread, after if gap is None else gap.last, run)
     if follower.finished:
         return HttpResponse(status=204)
-    recheck = functools.partial(_still_sees, identity, thread)
-    resumes = bool(cursor) or request.headers.get("AGUI-Resume") == "1"
-    framing = eventstream.FRAMINGS[parameters.streaming(request)]
-    source = eventstream.framed(framing, follower, recheck, resumes=resumes)
-    headers = {"AGUI-Thread": str(thread.key)}
-    return eventstream.EventStream(source, headers, framing.content_type)
+    reading = await replies.reading(
+        identity,
+        thread,
+        follower,
+        unlogged=() if gap is None else gap.marked,
+        resumes=bool(cursor) or parameters.resumes(request),
+    )
+    return replies.streamed(
+        parameters.streaming(request), reading, replies.headers_of(thread, None, None)
+    )
 
 
 @endpoint("GET")
@@ -231,46 +240,33 @@ async def thread_events(
 ) -> HttpResponse:
     """A page of events behind a cursor, as NDJSON or one JSON document; `?wait=` long-polls."""
     thread = await store.call(access.find, identity, key, "see")
-    after = await store.call(parameters.position, thread, request.GET.get("after") or "")
+    cursor = request.GET.get("after") or ""
+    after = await store.call(parameters.position, thread, cursor)
     run = await store.call(parameters.run, request, thread)
     limit = parameters.number(request, "limit", conf.get().PAGE_EVENTS, 1, conf.get().PAGE_EVENTS)
     wait = parameters.seconds(request, "wait", MAX_WAIT_SECONDS)
     wants = protocol.negotiate(request.headers.get("Accept"), binary=False)
-    page = functools.partial(_page, thread, after, run, limit, wants)
-    arrival = functools.partial(_first_event, thread, after, run, wait) if wait else None
-    response = eventstream.Later(page, arrival)
+    gap = await store.call(engine.gap, thread, after) if cursor and run is None else None
+    start = after if gap is None else gap.last
+    presence = await store.call(replies.presence, identity, thread)
+
+    async def page() -> eventstream.Body:
+        follower = feed.Follower(thread, start, run)
+        batches = await follower.read(limit)
+        return replies.page(thread, wants, batches, follower.cursor, gap)
+
+    async def arrival() -> None:
+        follower = feed.Follower(thread, start, run)
+        with presence():
+            async with contextlib.aclosing(follower.batches(wait)) as batches:
+                async for _ in batches:
+                    return
+
+    response = eventstream.Later(page, arrival if wait else None)
     if getattr(request, "scope", {}).get("aguiapp"):
         return response  # the consumer waits, when the host's middleware has let go of its thread
     await response.finish()
     return response
-
-
-async def _first_event(thread: Thread, after: int, run: Run | None, wait: float) -> None:
-    """Wait for an event behind the position, or `wait` seconds."""
-    follower = feed.Follower(thread, after, run)
-    async with contextlib.aclosing(follower.batches(wait)) as batches:
-        async for _ in batches:
-            return
-
-
-async def _page(
-    thread: Thread, after: int, run: Run | None, limit: int, wants: str
-) -> eventstream.Body:
-    follower = feed.Follower(thread, after, run)
-    batches = await follower.read(limit)
-    events = [payload for batch in batches for payload in batch.payloads]
-    headers = {
-        "AGUI-Thread": str(thread.key),
-        "AGUI-Next": follower.cursor,
-        "Cache-Control": "no-store",
-    }
-    if events:
-        headers["AGUI-Cursor"] = feed.cursor(thread.epoch, batches[0].first)
-    if wants == "json":
-        text = f'{{"events":[{",".join(events)}],"next":"{follower.cursor}"}}'
-        return eventstream.Body(text, {**headers, "Content-Type": "application/json"}, bool(events))
-    text = "".join(f"{event}\n" for event in events)
-    return eventstream.Body(text, {**headers, "Content-Type": "application/x-ndjson"}, bool(events))
 
 
 @endpoint("GET")
@@ -281,7 +277,7 @@ async def thread_snapshot(
     thread = await store.call(access.find, identity, key, "see")
     at = request.GET.get("at")
     position = None if at is None else await store.call(parameters.at, thread, at)
-    found, active = await store.call(_snapshot, thread, position)
+    found, active, queue = await store.call(_snapshot, thread, position)
     fold = found.fold
     document = {
         "thread": str(thread.key),
@@ -301,7 +297,7 @@ async def thread_snapshot(
         "pendingToolCallIds": fold.pending_tool_calls,
         "interrupts": fold.interrupts,
         "run": None if active is None else {"key": str(active.key), "runId": active.run_id},
-        "queue": [],
+        "queue": [_waiting(run) for run in queue],
         "unreadable": found.unreadable,
     }
     return HttpResponse(
@@ -309,8 +305,20 @@ async def thread_snapshot(
     )
 
 
-def _snapshot(thread: Thread, at: int | None) -> tuple[store.ThreadSnapshot, Run | None]:
-    return store.snapshot(thread, at), store.active_run(thread.pk)
+def _snapshot(thread: Thread, at: int | None) -> tuple[store.ThreadSnapshot, Run | None, list[Run]]:
+    queue = list(store.queued(thread.pk))
+    return store.snapshot(thread, at), store.active_run(thread.pk), queue
+
+
+def _waiting(run: Run) -> dict[str, Any]:
+    """A turn in the queue, as everybody on the thread may see it."""
+    return {
+        "key": str(run.key),
+        "runId": run.run_id,
+        "agent": run.agent,
+        "actor": run.actor,
+        "queuedAt": run.queued_at.isoformat(),
+    }
 
 
 @endpoint("POST")
@@ -324,7 +332,3 @@ async def run_cancel(
         raise NotFound
     ended = await engine.cancel(found, identity.actor)
     return JsonResponse({"run": str(ended.key), "runId": ended.run_id, "status": ended.status})
-
-
-async def _still_sees(identity: access.Identity, thread: Thread) -> bool:
-    return await store.call(access.still_sees, identity, thread)

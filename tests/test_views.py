@@ -609,5 +609,6 @@ async def test_whatever_fails_behind_a_stream_aborts_it(monkeypatch: pytest.Monk
 
     thread = await Thread.objects.acreate(scope="user:1", thread_id="t1")
     monkeypatch.setattr(conf, "get", lambda: conf.Settings(HEARTBEAT_SECONDS=0.01))
+    reading = eventstream.Reading(follower=feed.Follower(thread, 0), recheck=broken)
     with pytest.raises(errors.StreamAborted):
-        await read_whole(eventstream.framed(eventstream.SSE, feed.Follower(thread, 0), broken))
+        await read_whole(eventstream.framed(eventstream.SSE, reading))

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from asgiref.sync import async_to_sync
 
 from aguiapp import agents, conf, feed, protocol, store
-from aguiapp.engine import history, opening, recovery
-from aguiapp.engine.driver import Driver
-from aguiapp.engine.opening import Prepared
+from aguiapp.engine import history, opening, turns
+from aguiapp.engine.joins import Gap, Join, gap, join
 from aguiapp.engine.runtime import Engine, current
 from aguiapp.errors import Draining
 from aguiapp.models import Command, Run, Thread
 
-__all__ = ["Engine", "Request", "Started", "cancel", "current", "run_now", "start"]
+__all__ = [
+    "Engine",
+    "Gap",
+    "Join",
+    "Request",
+    "Started",
+    "cancel",
+    "current",
+    "gap",
+    "heal",
+    "join",
+    "reading",
+    "run_now",
+    "start",
+]
 
 
 #: How long a post waits for another process that is ending the thread's lost run.
@@ -69,63 +83,29 @@ async def start(request: Request) -> Started:
 
 
 async def _start(engine: Engine, agent: agents.Agent, request: Request) -> Started:
-    opened = await _open(request)
+    inline = conf.get().WRITER == "inline"
+    busy = "reject" if inline else agent.settings.BUSY
+    opened = await _open(engine, request, busy)
     run, thread = opened.run, opened.thread
+    if opened.next is not None:
+        engine.adopt(opened.next)
+    if run.status == Run.Status.QUEUED:
+        feed.current().announce(thread.pk)
+        if opened.active is not None and busy == "interrupt":
+            engine.spawn(cancel(opened.active, request.actor), "aguiapp interrupt")
+        return Started(thread, run, attached=opened.attached)
     if opened.attached:
-        return Started(thread, run, attached=True)
-    try:
-        begun = await store.call(opening.read, thread, run, request.input, request.actor)
-        driver = Driver(_prepared(opened, agent, request, begun))
-    except BaseException:
-        await store.call(
-            recovery.end_stored,
-            run,
-            run.lease_token or 0,
-            status=Run.Status.ERROR,
-            code="agent_failed",
-        )
-        raise
-    task = engine.drive(driver)
-    if conf.get().WRITER == "inline":
-        await task
-    return Started(thread, run, unlogged=begun.unlogged, task=task)
+        unlogged = await store.call(turns.heal, run, request.input)
+        return Started(thread, run, attached=True, unlogged=unlogged)
+    begun = await turns.begin(engine, run, request.input, request.user)
+    if inline:
+        await begun.task
+    return Started(thread, run, unlogged=begun.unlogged, task=begun.task)
 
 
-def _prepared(
-    opened: store.Opened, agent: agents.Agent, request: Request, begun: opening.Opening
-) -> Prepared:
-    merged = begun.merged
-    given, repeated = history.distinct_tools(request.input)
-    return Prepared(
-        thread=opened.thread,
-        run=opened.run,
-        agent=agent,
-        input={**given, "messages": merged.messages, "state": merged.state},
-        user=request.user,
-        folder=begun.folder,
-        opening=begun.events,
-        findings=[*merged.findings, *repeated],
-    )
-
-
-async def _open(request: Request) -> store.Opened:
-    """Take the thread's slot; a run that died in it is ended first."""
-    given = request.input
-    wanted = store.Opening(
-        scope=request.scope,
-        thread_id=given["threadId"],
-        run_id=given["runId"],
-        agent=request.agent,
-        text=request.text,
-        input_hash=history.input_hash(given),
-        user_id=getattr(request.user, "pk", None),
-        parent_run=given.get("parentRunId", ""),
-        resume=frozenset(entry["interruptId"] for entry in given.get("resume") or ()),
-        base=opening.base(given),
-        thread_key=request.thread_key,
-        mode=request.mode,
-        transport=request.transport,
-    )
+async def _open(engine: Engine, request: Request, busy: str) -> store.Opened:
+    """Take the thread's slot or a place in its queue; a run that died in the slot is ended first."""
+    wanted = _opening(request, busy)
     patience = asyncio.get_running_loop().time() + TAKEOVER_SECONDS
     while True:
         try:
@@ -135,17 +115,54 @@ async def _open(request: Request) -> store.Opened:
                 raise
             await asyncio.sleep(0.05)
         except store.Abandoned as found:
-            await store.call(
-                recovery.take_over, found.run, status=Run.Status.ERROR, code="orphaned"
-            )
-            feed.current().announce(found.run.thread_id)
+            await engine.overrule(found.run, status=Run.Status.ERROR, code="orphaned")
+
+
+def _opening(request: Request, busy: str) -> store.Opening:
+    given = request.input
+    answered = (m["toolCallId"] for m in given["messages"] if m["role"] == "tool")
+    return store.Opening(
+        scope=request.scope,
+        thread_id=given["threadId"],
+        run_id=given["runId"],
+        agent=request.agent,
+        text=request.text,
+        input_hash=history.input_hash(given),
+        user_id=getattr(request.user, "pk", None),
+        actor=request.actor,
+        parent_run=given.get("parentRunId", ""),
+        busy=busy,
+        resume=frozenset(entry["interruptId"] for entry in given.get("resume") or ()),
+        answers=frozenset(answered),
+        base=opening.base(given),
+        thread_key=request.thread_key,
+        mode=request.mode,
+        transport=request.transport,
+    )
+
+
+async def heal(run: Run, given: dict[str, Any]) -> list[protocol.Event]:
+    """What somebody who posted that input is shown ahead of the run, once it has its place."""
+    return await store.call(turns.heal, run, given)
+
+
+def reading(thread_id: int) -> AbstractContextManager[None]:
+    """Somebody who may speak reads that thread through this event loop."""
+    return current().attendance.reading(thread_id)
 
 
 async def cancel(run: Run, actor: str) -> Run:
-    """Stop a run from any process, within a second; idempotent. Returns the run as it is then."""
+    """Stop a run from any process, within a second; idempotent. Returns the run as it is then.
+
+    A run that waits in its thread's queue leaves it, and nothing of it is logged.
+    """
+    engine = current()
+    if run.status == Run.Status.QUEUED:
+        if await store.call(store.withdraw, run.pk):
+            feed.current().announce(run.thread_id)
+        run = await store.call(store.refresh, run)
     if run.ended:
         return run
-    engine = current()
     loop = asyncio.get_running_loop()
     settings = conf.get()
     deadline = loop.time() + settings.COMMAND_SECONDS + settings.CANCEL_SECONDS
@@ -161,8 +178,7 @@ async def cancel(run: Run, actor: str) -> Run:
             return run
         await asyncio.sleep(0.05)
     if driver is None:
-        await store.call(recovery.take_over, run, status=Run.Status.CANCELLED)
-        feed.current().announce(run.thread_id)
+        await engine.overrule(run, status=Run.Status.CANCELLED)
     return await store.call(store.refresh, run)
 
 
@@ -182,6 +198,7 @@ def run_now(agent: str, input: dict[str, Any], *, user: Any, scope: str | None =
 
     async def whole() -> Run:
         started = await start(request)
+        current().draining = True  # its loop ends with this run, so it takes no other
         if started.task is not None:
             await started.task
         return await store.call(store.refresh, started.run)

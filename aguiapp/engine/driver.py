@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -21,6 +21,7 @@ from aguiapp.engine.endings import fields_of
 from aguiapp.engine.history import state_hash
 from aguiapp.engine.limits import LimitExceeded
 from aguiapp.engine.opening import Prepared
+from aguiapp.engine.patience import Patience
 from aguiapp.engine.recorder import Recorder
 from aguiapp.errors import Fenced, RunError
 from aguiapp.models import Run
@@ -41,11 +42,15 @@ class RunOver(Exception):
 class Driver:
     """One run of this process from RUN_STARTED to its end; `done` is set once it ended."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, *, promotes: Callable[[], bool]) -> None:
         run, thread = prepared.run, prepared.thread
         self.run = run
         self.thread = thread
         self.done = asyncio.Event()
+        self.patience = Patience(prepared.agent.settings, mode=run.mode)
+        #: The thread's next run, once this one ended and gave it the slot.
+        self.following: Run | None = None
+        self._promotes = promotes
         self._prepared = prepared
         self._loop = asyncio.get_running_loop()
         self._recorder = Recorder(
@@ -54,6 +59,7 @@ class Driver:
             run_key=str(run.key),
             folder=prepared.folder,
             now=now_ms,
+            limits=prepared.agent.settings,
         )
         self._recorder.findings += prepared.findings
         self._writer = store.writer()
@@ -69,7 +75,6 @@ class Driver:
         self._agent: asyncio.Task[None] | None = None
         self._terminal_row: tuple[int, str] | None = None
         self._slice_end = 0.0
-        self._began = time.monotonic()
         self._first_event: float | None = None
         self._first_event_at: datetime | None = None
         self._noted = 0
@@ -81,7 +86,7 @@ class Driver:
     def committed(self, rows: Sequence[store.Row]) -> None:
         """Rows are safe: only now may anybody see them."""
         if self._first_event is None:
-            self._first_event = time.monotonic() - self._began
+            self._first_event = self.patience.elapsed
             self._first_event_at = moment(rows[0].created)
         self._tail.publish(rows)
 
@@ -98,6 +103,7 @@ class Driver:
             raise self._refused
         if self._recorder.late > AFTERLIFE_EVENTS:
             raise RunOver
+        self.patience.heard()
         try:
             self._recorder.feed(event)
         except (protocol.ProtocolError, LimitExceeded) as error:
@@ -128,8 +134,10 @@ class Driver:
 
     # -- stopping --------------------------------------------------------------
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, note: str = "") -> None:
         """End the run: "cancelled", or the code of an error such as "shutdown"."""
+        if note and not self._stop:
+            self._recorder.find("stopped", note)
         self._stop = self._stop or reason
         self._wake.set()
 
@@ -264,22 +272,24 @@ class Driver:
             first_event_at=self._first_event_at or moment(rows[0].created),
         )
         self._noted = len(recorder.findings)
-        await self._store_end(rows, ending)
+        self.following = await self._store_end(rows, ending)
         self.committed(rows)
 
-    async def _store_end(self, rows: list[store.Row], ending: store.Ending) -> None:
+    async def _store_end(self, rows: list[store.Row], ending: store.Ending) -> Run | None:
         """Write the last transaction; a lock or a lost connection is waited out, within the lease."""
         deadline = time.monotonic() + conf.get().LEASE_SECONDS
+        next_token = self._next_token()
         again = False
         while True:
             try:
-                await store.call(
+                return await store.call(
                     store.finish,
                     self.run.pk,
                     self.lane.token,
                     rows,
                     self._recorder.bytes,
                     ending,
+                    next_token=next_token,
                     again=again,
                 )
             except (OperationalError, InterfaceError):
@@ -287,8 +297,10 @@ class Driver:
                     raise
                 again = True
                 await asyncio.sleep(0.1)
-            else:
-                return
+
+    def _next_token(self) -> int:
+        """What the thread's next run is held by; 0 when this process takes no more of them."""
+        return store.new_token() if self._promotes() else 0
 
     async def _save_pending(self) -> None:
         """Bring to the table what the agent wrote before the engine failed."""
@@ -306,13 +318,14 @@ class Driver:
     async def _end_from_log(self, code: str, detail: str) -> None:
         """Memory is not to be trusted any more: what is stored decides how the run ends."""
         try:
-            await store.call(
+            self.following = await store.call(
                 recovery.end_stored,
                 self.run,
                 self.lane.token,
                 status=Run.Status.ERROR,
                 code=code,
                 detail=detail,
+                next_token=self._next_token(),
             )
         except Exception:
             logger.exception("run left to the sweeper run=%s", self.run.key)
@@ -390,5 +403,5 @@ class Driver:
             counts,
             recorder.bytes,
             (self._first_event or 0.0) * 1000,
-            (time.monotonic() - self._began) * 1000,
+            self.patience.elapsed * 1000,
         )

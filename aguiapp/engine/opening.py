@@ -8,7 +8,7 @@ from typing import Any
 
 from aguiapp import agents, conf, protocol, store
 from aguiapp.engine import history
-from aguiapp.errors import BadCursor, NotFound
+from aguiapp.errors import BadCursor, NotFound, StaleHistory
 from aguiapp.models import Run, Thread
 
 
@@ -46,9 +46,14 @@ def base(given: dict[str, Any]) -> str | None:
     return base
 
 
-def read(thread: Thread, run: Run, given: dict[str, Any], actor: str | None) -> Opening:
-    """Fold the thread before this run, read the input against it, and say how the run begins."""
+def read(thread: Thread, run: Run, given: dict[str, Any]) -> Opening:
+    """Fold the thread before this run, read the input against it, and say how the run begins.
+
+    Raises StaleHistory when the thread moved on since the history that the input edits.
+    """
     settings = conf.get()
+    if base(given) not in (None, f"{thread.epoch}-{run.offset}"):
+        raise StaleHistory
     folder = store.snapshot(thread, at=run.offset).folder
     fold = folder.snapshot()
     last = store.placed_runs(thread.pk).filter(offset__lte=run.offset).exclude(pk=run.pk).last()
@@ -75,7 +80,7 @@ def read(thread: Thread, run: Run, given: dict[str, Any], actor: str | None) -> 
         before = fold._replace(pending_tool_calls=pending)
         ids = {"threadId": thread.thread_id, "runId": last.run_id}
         unlogged = protocol.restate(before, ids, theirs)
-    mark = {"aguiapp": {"actor": actor}} if actor else {}
+    mark = {"aguiapp": {"actor": run.actor}} if run.actor else {}
     events = [_run_started(given, merged.new, mark), *history.opening_events(merged, mark)]
     return Opening(folder, merged, events, unlogged)
 

@@ -55,6 +55,7 @@ class Recorder:
         run_key: str,
         folder: protocol.Fold,
         now: Callable[[], int],
+        limits: conf.Settings | None = None,
     ) -> None:
         self.fold = folder
         self.verifier = protocol.Verifier(strict=True, thread_id=thread_id, run_id=run_id)
@@ -74,7 +75,7 @@ class Recorder:
         self._upgrader = protocol.Upgrader(new_id)
         self._expander = protocol.Expander()
         self._halves = protocol.Halves()
-        self._limits = conf.get()
+        self._limits = limits or conf.get()
         self._silent = True
         self._documents = Documents(folder, self.find)
         #: Messages that this run has named: another one's id is a finding when it comes again.

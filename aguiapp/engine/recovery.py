@@ -12,7 +12,7 @@ from aguiapp.agents import new_id
 from aguiapp.engine import endings, opening
 from aguiapp.engine.clock import moment, now_ms
 from aguiapp.engine.history import state_hash
-from aguiapp.errors import RUN_ERROR_CODES, Fenced
+from aguiapp.errors import RUN_ERROR_CODES, Fenced, StaleHistory
 from aguiapp.models import Run
 
 logger = logging.getLogger("aguiapp.run")
@@ -20,6 +20,10 @@ logger = logging.getLogger("aguiapp.run")
 SENTENCES = {
     "orphaned": "The server that ran this stopped unexpectedly. Please try again.",
     "shutdown": "The server was restarted while this ran. Please try again.",
+    "run_timeout": "This took too long and was stopped.",
+    "idle_timeout": "Nothing came for too long, so this was stopped.",
+    "stale_history": "The conversation moved on before this edit's turn came. Please try again.",
+    "agent_not_ready": "The agent was not ready. Please try again.",
     "store_failed": "The run could not be stored and was stopped.",
     "agent_failed": "Something went wrong while answering.",
     "incomplete": "The agent stopped before it was finished.",
@@ -80,11 +84,20 @@ class _Stored:
         self.counts[event["type"]] += 1
 
 
-def end_stored(run: Run, token: int, *, status: str, code: str = "", detail: str = "") -> None:
+def end_stored(
+    run: Run,
+    token: int,
+    *,
+    status: str,
+    code: str = "",
+    detail: str = "",
+    next_token: int = 0,
+) -> Run | None:
     """End a run whose token we hold: fold what is stored, close what is open, write the terminal.
 
     A run that died before it wrote anything gets its beginning first: the turn of its user is in
-    its input, and must not be lost. Blocks on the database. Raises Fenced when the token is gone.
+    its input, and must not be lost. Returns the run that the slot went to, see store.finish.
+    Blocks on the database. Raises Fenced when the token is gone.
     """
     stored = _Stored(store.snapshot(run.thread, at=run.offset).folder)
     stored.read(run)
@@ -103,7 +116,7 @@ def end_stored(run: Run, token: int, *, status: str, code: str = "", detail: str
         fold_hash=state_hash(stored.folder.state),
         first_event_at=stored.first or moment(stored.rows[0].created),
     )
-    store.finish(run.pk, token, stored.rows, stored.bytes, ending)
+    return store.finish(run.pk, token, stored.rows, stored.bytes, ending, next_token=next_token)
 
 
 def _beginning(run: Run) -> list[protocol.Event]:
@@ -111,32 +124,48 @@ def _beginning(run: Run) -> list[protocol.Event]:
     ids = {"threadId": run.thread.thread_id, "runId": run.run_id}
     try:
         given = protocol.parse_input(store.rebuild_input(run), max_depth=conf.get().JSON_DEPTH)
-        return opening.read(run.thread, run, given, None).events
+        return opening.read(run.thread, run, given).events
+    except StaleHistory:
+        pass
     except Exception:  # whatever is wrong with its input, the run must end
         logger.exception("the run's input could not be read run=%s", run.key)
-        return [{"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}]
+    return [{"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}]
 
 
-def take_over(run: Run, *, status: str, code: str = "") -> bool:
-    """Revoke the run's token and end it; False when somebody else was faster."""
+@dataclass(frozen=True)
+class Ended:
+    """A run that was ended from outside, and the run that its slot went to."""
+
+    run: Run
+    following: Run | None = None
+
+
+def take_over(run: Run, *, status: str, code: str = "", promotes: bool = False) -> Ended | None:
+    """Revoke the run's token and end it; None when somebody else was faster.
+
+    With `promotes` the next queued run gets the slot, for the caller to drive.
+    """
     token = store.take(run)
     if token is None:
-        return False
+        return None
+    next_token = store.new_token() if promotes else 0
     try:
-        end_stored(run, token, status=status, code=code)
+        following = end_stored(run, token, status=status, code=code, next_token=next_token)
     except Fenced:
-        return False
+        return None
     logger.warning("run ended from outside run=%s status=%s code=%s", run.key, status, code)
-    return True
+    return Ended(run, following)
 
 
-def sweep() -> list[Run]:
+def sweep(*, promotes: bool = False) -> list[Ended]:
     """End every run whose process is gone; returns those that this call ended."""
     ended = []
     for run in store.abandoned():
         try:
-            if take_over(run, status=Run.Status.ERROR, code="orphaned"):
-                ended.append(run)
+            found = take_over(run, status=Run.Status.ERROR, code="orphaned", promotes=promotes)
         except Exception:  # one run that cannot be ended must not keep the others
             logger.exception("run could not be ended run=%s", run.key)
+        else:
+            if found is not None:
+                ended.append(found)
     return ended

@@ -13,8 +13,11 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from django.db import connections
+
 from aguiapp import agents, conf, feed, store
-from aguiapp.engine import recovery
+from aguiapp.engine import recovery, turns
+from aguiapp.engine.attendance import Attendance
 from aguiapp.engine.driver import Driver
 from aguiapp.errors import Fenced
 from aguiapp.models import Command, Run
@@ -25,6 +28,10 @@ logger = logging.getLogger("aguiapp.engine")
 FLUSH_SECONDS = 2.0
 #: How long a stopped process may be held up by a blocking call of an agent.
 EXIT_SECONDS = 10.0
+
+
+#: How long a loop has to end a run whose time is up, before the lease's thread does.
+OVERDUE_SECONDS = 2.0
 
 
 class Leases:
@@ -63,6 +70,21 @@ class Leases:
                     self._thread = None
                     return
             self._renew(drivers)
+            for driver, _ in drivers:
+                self._overrule(driver)
+
+    @staticmethod
+    def _overrule(driver: Driver) -> None:
+        """End a run whose time is up and whose loop does not: its agent blocks it."""
+        code = driver.patience.overdue(late=OVERDUE_SECONDS)
+        if not code or driver.done.is_set() or driver.ending:
+            return
+        try:
+            recovery.take_over(driver.run, status=Run.Status.ERROR, code=code)
+        except Exception as error:  # the database is away: the next look may find it
+            logger.warning("run not ended run=%s: %s", driver.run.key, error)
+        finally:
+            connections.close_all()
 
     def _renew(self, drivers: list[tuple[Driver, asyncio.AbstractEventLoop]]) -> None:
         lanes = [driver.lane for driver, _ in drivers]
@@ -94,6 +116,7 @@ class Engine:
         self.drivers: dict[int, Driver] = {}
         self.draining = False
         self.loop = loop
+        self.attendance = Attendance(self.spawn)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._poller: asyncio.Task[None] | None = None
@@ -103,6 +126,28 @@ class Engine:
     def alive(self) -> bool:
         """Whether the loop runs and this engine takes part in it."""
         return self.loop.is_running() and not self.draining
+
+    def promotes(self) -> bool:
+        """Whether this engine drives the runs that wait for their turn."""
+        return not self.draining and conf.get().WRITER == "group"
+
+    def adopt(self, run: Run) -> None:
+        """Drive a run that has been promoted for this process."""
+        self.spawn(turns.adopt(self, run), f"aguiapp turn {run.key}")
+
+    async def overrule(self, run: Run, *, status: str, code: str = "") -> None:
+        """End a run that this engine does not drive, and drive the one that follows it."""
+        self._take_in(
+            await store.call(
+                recovery.take_over, run, status=status, code=code, promotes=self.promotes()
+            )
+        )
+
+    def _take_in(self, ended: recovery.Ended | None) -> None:
+        if ended is not None:
+            feed.current().announce(ended.run.thread_id)
+            if ended.following is not None:
+                self.adopt(ended.following)
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """A task that depends on no request: a fresh context, held until it is done.
@@ -146,25 +191,47 @@ class Engine:
     def _forget(self, driver: Driver) -> None:
         leases.drop(driver)
         self.drivers.pop(driver.run.pk, None)
+        if driver.following is not None:
+            self.adopt(driver.following)
 
     async def _sweep(self) -> None:
         while not self.draining:
             try:
-                for run in await store.call(recovery.sweep):
-                    feed.current().announce(run.thread_id)
+                for ended in await store.call(recovery.sweep, promotes=True):
+                    self._take_in(ended)
+                for thread_id in await store.call(store.claimable):
+                    if (run := await store.call(store.claim, thread_id)) is not None:
+                        self.adopt(run)
+                if agents.heed_readers():
+                    await store.call(store.watchers.forget)
             except Exception as error:
                 logger.warning("sweep failed: %s", error)
+            self.attendance.renew()
             await asyncio.sleep(conf.get().SWEEP_SECONDS)
 
     async def _poll(self) -> None:
-        """Commands for our runs from other processes; ends with the last run."""
+        """What befalls our runs from outside: commands, the clock, readers who leave."""
         while self.drivers:
             await asyncio.sleep(conf.get().COMMAND_SECONDS)
+            for driver in list(self.drivers.values()):
+                if code := driver.patience.overdue():
+                    driver.stop(code)
             try:
                 for command in await store.call(store.pending_commands, list(self.drivers)):
                     self.obey(command)
+                await self._heed_readers()
             except Exception as error:
                 logger.warning("commands not read: %s", error)
+
+    async def _heed_readers(self) -> None:
+        """Stop the runs that end when everybody who may speak has left."""
+        heeding = [d for d in self.drivers.values() if d.patience.heeds_readers]
+        if not heeding:
+            return
+        read = await self.attendance.read([driver.thread.pk for driver in heeding])
+        for driver in heeding:
+            if driver.patience.deserted(is_read=driver.thread.pk in read):
+                driver.stop(Run.Status.CANCELLED, "everybody who may speak here had left")
 
     def obey(self, command: Command) -> None:
         """Do what a command says to a run of ours."""

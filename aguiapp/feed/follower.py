@@ -11,6 +11,10 @@ from aguiapp.feed.loop import Feed, current
 from aguiapp.models import Run, Thread
 
 
+class Pruned(Exception):
+    """Events were pruned that this reader has not had yet: it must come back with its cursor."""
+
+
 class Follower:
     """Every event of a thread behind a position, in order, live: the one source of all readers.
 
@@ -21,10 +25,44 @@ class Follower:
     def __init__(self, thread: Thread, after: int, run: Run | None = None) -> None:
         self._thread = thread
         self._only = run
-        self._current: int | None = run.pk if run else None
-        self._offset = (run.offset or 0) if run else 0
-        self.position = max(after, self._offset)
-        self.finished = run is not None and run.ended and after >= self._offset + run.last_seq
+        self._after = after
+        self._current: int | None = None
+        self._offset = 0
+        self._began = False
+        self.position = after
+        self.finished = False
+        if run is not None:
+            self._place(run)
+
+    @classmethod
+    def at_end(cls, thread: Thread, position: int) -> Follower:
+        """A follower with nothing left to follow."""
+        follower = cls(thread, position)
+        follower.finished = True
+        return follower
+
+    def _place(self, run: Run) -> None:
+        """Begin with the run this follower is for, once it has its place; one in a queue has none."""
+        self._only = run
+        if run.offset is not None:
+            self._current, self._offset = run.pk, run.offset
+            self.position = max(self._after, run.offset + run.pruned_to)
+        self.finished = run.ended and self.position >= self._offset + run.last_seq
+
+    @property
+    def run(self) -> Run | None:
+        """The run that this follower is limited to."""
+        return self._only
+
+    @property
+    def waits(self) -> bool:
+        """Whether the run is still in its thread's queue."""
+        return self._only is not None and self._only.offset is None and not self.finished
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether the run was cancelled before its turn came: it has no event."""
+        return self._only is not None and self._only.offset is None and self.finished
 
     @property
     def cursor(self) -> str:
@@ -46,11 +84,19 @@ class Follower:
                     yield batch
                 if batches or bell.version != seen:
                     continue
+                if self._is_over():
+                    return
                 if feed.closing:
                     return
-                if not await bell.wait(seen, max(0.0, quiet_since + idle - loop.time())):
+                patience = max(0.0, quiet_since + idle - loop.time())
+                if self.waits:  # nothing in the log shows that a turn was withdrawn
+                    patience = min(patience, conf.get().POLL_SECONDS)
+                if not await bell.wait(seen, patience) and loop.time() >= quiet_since + idle:
                     quiet_since = loop.time()
                     yield None
+
+    def _is_over(self) -> bool:
+        return self.finished
 
     async def read(self, limit: int) -> list[Batch]:
         """What is stored behind the position now, up to `limit` events."""
@@ -67,6 +113,7 @@ class Follower:
         return found
 
     def _advance(self, batch: Batch) -> None:
+        self._began = True
         self.position = batch.last
         if batch.ends:
             self.finished = self._only is not None
@@ -79,16 +126,14 @@ class Follower:
         return await self._stored(conf.get().PAGE_EVENTS)
 
     async def _stored(self, limit: int) -> list[Batch]:
-        if self._current is None:
-            only = self._only.pk if self._only else None
-            run = await store.call(store.run_at, self._thread.pk, self.position, only)
-            if run is None:
-                return []
-            self._current, self._offset = run.pk, run.offset or 0
+        if self._current is None and not await self._find():
+            return []
+        assert self._current is not None  # noqa: S101
         after = self.position - self._offset
         rows = await store.call(store.deliverable, self._current, self._offset, after, limit)
         if not rows:
             return []
+        self._keep(self._offset + rows[0].seq - 1)
         types = [row.type for row in rows]
         return [
             Batch(
@@ -98,3 +143,21 @@ class Follower:
                 [row.payload for row in rows],
             )
         ]
+
+    async def _find(self) -> bool:
+        """The run to read from now on; False while there is none."""
+        if self._only is not None:
+            self._place(await store.call(store.refresh, self._only))
+        else:
+            self._keep(await store.call(store.first_kept, self._thread.pk, self.position))
+            run = await store.call(store.run_at, self._thread.pk, self.position)
+            if run is not None:
+                self._current, self._offset = run.pk, run.offset or 0
+        return self._current is not None
+
+    def _keep(self, position: int) -> None:
+        """Go on from there. Only who has read nothing yet may begin behind what was pruned."""
+        if position != self.position and self._began:
+            raise Pruned
+        self.position = position
+        self._began = True

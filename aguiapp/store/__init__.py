@@ -3,7 +3,10 @@
 Everything here is synchronous and blocks on the database; `call` takes it off the loop.
 """
 
+from aguiapp.store import watchers
 from aguiapp.store.inputs import digest, rebuild as rebuild_input
+from aguiapp.store.lease import new_token
+from aguiapp.store.queue import claim, claimable, open_interrupts, queued, withdraw
 from aguiapp.store.reads import (
     Mark,
     Stored,
@@ -11,6 +14,7 @@ from aguiapp.store.reads import (
     active_run,
     deliverable,
     end_position,
+    first_kept,
     last_seq,
     marks,
     pages,
@@ -32,7 +36,6 @@ from aguiapp.store.runs import (
     command,
     earlier_state_hashes,
     finish,
-    open_interrupts,
     open_run,
     pending_commands,
     refresh,
@@ -58,6 +61,8 @@ __all__ = [
     "active_run",
     "add_findings",
     "call",
+    "claim",
+    "claimable",
     "close",
     "command",
     "database",
@@ -67,13 +72,16 @@ __all__ = [
     "end_position",
     "executor",
     "finish",
+    "first_kept",
     "last_seq",
     "marks",
+    "new_token",
     "open_interrupts",
     "open_run",
     "pages",
     "pending_commands",
     "placed_runs",
+    "queued",
     "read",
     "readable",
     "rebuild_input",
@@ -84,5 +92,7 @@ __all__ = [
     "snapshot",
     "submit",
     "take",
+    "watchers",
+    "withdraw",
     "writer",
 ]

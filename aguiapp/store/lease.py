@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from django.db.models.functions import Now
+
+from aguiapp import conf
 
 _PROC = Path("/proc")
 #: Behind an owner's name: it holds the run only to end it.
@@ -38,6 +45,16 @@ def _owner_of(pid: int) -> str:
 def owner() -> str:
     """This process as `Run.lease_owner` names it: host, pid, boot id, process start."""
     return _owner_of(os.getpid())
+
+
+def new_token() -> int:
+    """A lease token: who holds it may write."""
+    return secrets.randbits(62) + 1
+
+
+def expiry() -> Any:
+    """When a lease that is taken now runs out, by the database's clock."""
+    return Now() + timedelta(seconds=conf.get().LEASE_SECONDS)
 
 
 def is_dead(lease_owner: str) -> bool:

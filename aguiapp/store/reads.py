@@ -106,6 +106,16 @@ def run_at(thread_id: int, after: int, run_id: int | None = None) -> Run | None:
     return runs.filter(offset__gt=after).first()
 
 
+def first_kept(thread_id: int, after: int) -> int:
+    """The position behind which events are kept: `after`, or the end of a gap that begins there."""
+    while (run := run_at(thread_id, after)) is not None and run.offset is not None:
+        pruned_to = run.offset + run.pruned_to
+        if pruned_to <= after:
+            break
+        after = pruned_to
+    return after
+
+
 def run_by_key(thread_id: int, key: uuid.UUID) -> Run | None:
     """The run of this thread with that key."""
     return Run.objects.using(sql.database()).filter(thread_id=thread_id, key=key).first()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import secrets
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError, OperationalError
@@ -25,7 +24,7 @@ from aguiapp.errors import (
     ThreadBusy,
 )
 from aguiapp.models import Command, Run, Thread
-from aguiapp.store import inputs, lease, reads, sql
+from aguiapp.store import inputs, lease, queue, reads, sql
 from aguiapp.store.sql import Row
 
 
@@ -40,8 +39,13 @@ class Opening:
     text: str
     input_hash: str
     user_id: Any = None
+    actor: str = ""
     parent_run: str = ""
+    #: What becomes of the post while another run is active: reject, enqueue or interrupt.
+    busy: str = "reject"
+    #: Interrupts and frontend calls that the post answers.
     resume: frozenset[str] = frozenset()
+    answers: frozenset[str] = frozenset()
     #: Cursor of the history's end that an edit was made on.
     base: str | None = None
     thread_key: uuid.UUID | None = None
@@ -52,11 +56,17 @@ class Opening:
 
 @dataclass(frozen=True)
 class Opened:
-    """The run's row, and whether it was there before (the same post, twice)."""
+    """The run's row, and whether it was there before (the same post, twice).
+
+    A queued run waits: `next` is one that this process must drive instead, `active` the one that
+    is in its way.
+    """
 
     thread: Thread
     run: Run
     attached: bool = False
+    next: Run | None = None
+    active: Run | None = None
 
 
 class Abandoned(Exception):
@@ -71,20 +81,13 @@ class BeingEnded(ThreadBusy):
     """The run that held this thread is being ended just now: try again in a moment."""
 
 
-def new_token() -> int:
-    """A lease token: who holds it may write."""
-    return secrets.randbits(62) + 1
-
-
-def _expiry() -> Any:
-    return Now() + timedelta(seconds=conf.get().LEASE_SECONDS)
-
-
 def open_run(opening: Opening) -> Opened:
     """Take the thread's slot and store the run with its input, or attach to the same post.
 
-    Raises ThreadBusy, RunIdTaken, InterruptsOpen, NotFound, InvalidInput, and Abandoned when the
-    slot belongs to a dead process. Nothing is stored when it raises.
+    Where the slot is taken, or others wait for it, `Opening.busy` decides: the run is queued, or
+    refused. Raises ThreadBusy, QueueFull, RunIdTaken, InterruptsOpen, StaleHistory, NotFound,
+    InvalidInput, and Abandoned when the slot belongs to a dead process. Nothing is stored when it
+    raises.
     """
     for attempt in range(3):
         try:
@@ -104,34 +107,55 @@ def _open(alias: str, opening: Opening) -> Opened:
         if same.input_hash != opening.input_hash or same.agent != opening.agent:
             raise RunIdTaken
         return Opened(thread, same, attached=True)
-    if active := runs.filter(status=Run.Status.RUNNING).first():
-        if _is_abandoned(active):
-            raise Abandoned(active)
-        if active.lease_owner.endswith(lease.ENDING):
-            raise BeingEnded(details={"run": str(active.key), "runId": active.run_id})
-        raise ThreadBusy(details={"run": str(active.key), "runId": active.run_id})
-    _check_references(alias, thread, opening)
+    active = runs.filter(status=Run.Status.RUNNING).first()
+    if active is not None and _is_abandoned(active):
+        raise Abandoned(active)
+    _check_references(alias, thread, opening, active)
     end = reads.end_position(thread.pk)
     if opening.base is not None and opening.base != f"{thread.epoch}-{end}":
         raise StaleHistory(details={"cursor": f"{thread.epoch}-{end}"})
-    run = Run.objects.using(alias).create(
+    if active is None and _goes_first(thread, opening):
+        holder = {"lease_owner": lease.owner(), "lease_token": lease.new_token()}
+        times = {"started_at": Now(), "lease_expires": lease.expiry()}
+        return Opened(thread, _create(alias, thread, opening, offset=end, **holder, **times))
+    _check_may_wait(thread, opening, active)
+    run = _create(alias, thread, opening, status=Run.Status.QUEUED)
+    following = queue.promote(thread.pk, lease.new_token()) if active is None else None
+    return Opened(thread, run, next=following, active=active)
+
+
+def _goes_first(thread: Thread, opening: Opening) -> bool:
+    """Whether the free slot is this post's: an answer passes those who wait."""
+    if not queue.queued(thread.pk).exists() or opening.resume:
+        return True
+    return bool(opening.answers & queue.pending_calls(thread.pk))
+
+
+def _check_may_wait(thread: Thread, opening: Opening, active: Run | None) -> None:
+    if opening.busy != "reject" and not opening.resume:
+        queue.check_room(thread.pk)
+        return
+    if active is None:
+        raise ThreadBusy
+    kind = BeingEnded if active.lease_owner.endswith(lease.ENDING) else ThreadBusy
+    raise kind(details={"run": str(active.key), "runId": active.run_id})
+
+
+def _create(alias: str, thread: Thread, opening: Opening, **state: Any) -> Run:
+    return Run.objects.using(alias).create(
         thread=thread,
         run_id=opening.run_id,
         kind=opening.kind,
         agent=opening.agent,
         user_id=opening.user_id,
+        actor=opening.actor,
         parent_run=opening.parent_run,
-        offset=end,
         input=inputs.save(thread.pk, opening.text),
         input_hash=opening.input_hash,
         mode=opening.mode,
         transport=opening.transport,
-        started_at=Now(),
-        lease_owner=lease.owner(),
-        lease_token=new_token(),
-        lease_expires=_expiry(),
+        **state,
     )
-    return Opened(thread, run)
 
 
 def _locked_thread(alias: str, opening: Opening) -> Thread:
@@ -157,21 +181,14 @@ def _is_abandoned(run: Run) -> bool:
     return expired.exists()
 
 
-def open_interrupts(thread_id: int) -> list[dict[str, Any]]:
-    """The interrupts that wait for an answer: an error keeps them, any other end replaces them."""
-    ends = (Run.Status.SUCCESS, Run.Status.CANCELLED, Run.Status.INTERRUPT)
-    last = reads.placed_runs(thread_id).filter(status__in=ends).order_by("-offset").first()
-    if last is None or last.status != Run.Status.INTERRUPT:
-        return []
-    return list((last.outcome or {}).get("interrupts") or [])
-
-
-def _check_references(alias: str, thread: Thread, opening: Opening) -> None:
+def _check_references(alias: str, thread: Thread, opening: Opening, active: Run | None) -> None:
     """Ids in the input must be ids of this owner: interrupts answered, and the parent run."""
-    waiting = {interrupt.get("id") for interrupt in open_interrupts(thread.pk)}
+    interrupts = [] if active is not None else queue.open_interrupts(thread.pk)
+    waiting = {interrupt.get("id") for interrupt in interrupts}
     problems = [
         {"path": "resume", "message": f"{name!r} is no open interrupt of this thread"}
         for name in sorted(opening.resume - waiting)
+        if active is None
     ]
     if opening.parent_run:
         known = Run.objects.using(alias).filter(
@@ -209,25 +226,31 @@ def finish(
     total_bytes: int,
     ending: Ending,
     *,
+    next_token: int = 0,
     again: bool = False,
-) -> None:
+) -> Run | None:
     """Write the last rows with the terminal event and free the slot, in one transaction.
 
-    Raises Fenced when the token is gone: somebody else ended the run. `again` says that an
-    earlier attempt failed and may have arrived all the same.
+    With `next_token` the thread's next queued run takes the slot in the same transaction, held by
+    that token; returns it, for the caller to drive. Raises Fenced when the token is gone: somebody
+    else ended the run. `again` says that an earlier attempt failed and may have arrived all the
+    same.
     """
     found = sql.connection()
     try:
         with sql.writing(found):
-            _finish(found, run_id, token, rows, total_bytes, ending)
+            thread_id = _finish(found, run_id, token, rows, total_bytes, ending)
+            return queue.promote(thread_id, next_token) if next_token else None
     except Fenced:
         if not (again and _ended_with(run_id, rows[-1].seq, ending.status)):
             raise
+        return queue.promoted(next_token) if next_token else None
 
 
 def _finish(
     found: Any, run_id: int, token: int, rows: Sequence[Row], total_bytes: int, ending: Ending
-) -> None:
+) -> int:
+    """End the run; the id of its thread, which is locked from here on."""
     runs = Run.objects.using(found.alias)
     changed = runs.filter(pk=run_id, lease_token=token, status=Run.Status.RUNNING).update(
         **_storable(vars(ending)),
@@ -240,9 +263,11 @@ def _finish(
     if not changed:
         raise Fenced
     sql.insert(found, [(run_id, rows)])
-    Thread.objects.using(found.alias).filter(runs__pk=run_id).update(updated=Now())
+    thread_id: int = runs.values_list("thread_id", flat=True).get(pk=run_id)
+    Thread.objects.using(found.alias).filter(pk=thread_id).update(updated=Now())
     commands = Command.objects.using(found.alias).filter(run_id=run_id, state=Command.State.PENDING)
     commands.update(state=Command.State.DONE)
+    return thread_id
 
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -298,7 +323,7 @@ def abandoned() -> list[Run]:
 
 def take(run: Run) -> int | None:
     """Become the holder of a run, to end it; None when somebody was faster."""
-    token = new_token()
+    token = lease.new_token()
     found = sql.connection()
     try:
         with sql.writing(found):
@@ -308,7 +333,7 @@ def take(run: Run) -> int | None:
             taken = runs.update(
                 lease_token=token,
                 lease_owner=lease.owner() + lease.ENDING,
-                lease_expires=_expiry(),
+                lease_expires=lease.expiry(),
             )
     except OperationalError:  # its row is locked: whoever holds it is at work on it
         return None

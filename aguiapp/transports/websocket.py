@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import io
 import json
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from channels.consumer import AsyncConsumer
@@ -15,7 +15,17 @@ from channels.exceptions import StopConsumer
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpResponse
 
-from aguiapp import access, conf, engine, eventstream, parameters, protocol, store, views
+from aguiapp import (
+    access,
+    conf,
+    engine,
+    eventstream,
+    parameters,
+    protocol,
+    replies,
+    store,
+    views,
+)
 from aguiapp.errors import AguiError, StreamAborted, TooLarge, Unauthenticated, Unparsable
 from aguiapp.transports import gate
 from aguiapp.transports.http import NO_LAYER
@@ -110,7 +120,7 @@ class RunConsumer(AsyncConsumer):
 
     async def _run(self, handshake: views.Handshake, text: str) -> None:
         try:
-            started = await self._start(handshake, text)
+            reading = await self._start(handshake, text)
         except AguiError as error:
             await self._refuse(error)
             return
@@ -120,7 +130,7 @@ class RunConsumer(AsyncConsumer):
             return
         async with Outlet(self.base_send) as outlet:
             try:
-                code = await self._events(handshake.identity, started, outlet)
+                code = await self._events(reading, outlet)
             except Stalled as stalled:
                 outlet.cut(stalled)
                 return
@@ -132,7 +142,8 @@ class RunConsumer(AsyncConsumer):
             outlet.release()
             await outlet({"type": "websocket.close", "code": code})
 
-    async def _start(self, handshake: views.Handshake, text: str) -> engine.Started:
+    async def _start(self, handshake: views.Handshake, text: str) -> eventstream.Reading:
+        """Start the run; how it is read."""
         if not await store.call(access.still_valid, handshake.identity):
             raise Unauthenticated
         request = await parameters.parsed(
@@ -143,19 +154,20 @@ class RunConsumer(AsyncConsumer):
             transport="websocket",
             text=text,
         )
-        return await engine.start(request)
+        started = await engine.start(request)
+        return await replies.read_run(handshake.identity, request, started)
 
-    async def _events(
-        self, identity: access.Identity, started: engine.Started, outlet: Outlet
-    ) -> int:
-        for event in started.unlogged:
-            await outlet({"type": "websocket.send", "text": protocol.dumps(event)})
-        follower = views.follow_run(started)
-        recheck = functools.partial(store.call, access.still_sees, identity, started.thread)
-        async for batch in eventstream.guarded(follower, recheck):
-            for payload in batch.payloads if batch is not None else ():
-                await outlet({"type": "websocket.send", "text": payload})
-        return NORMAL if follower.finished else RESTART
+    async def _events(self, reading: eventstream.Reading, outlet: Outlet) -> int:
+        async with contextlib.aclosing(reading.items()) as items:
+            async for item in items:
+                texts: Iterable[str] = ()
+                if isinstance(item, eventstream.Unlogged):
+                    texts = map(protocol.dumps, item.events)
+                elif item is not None:
+                    texts = item.payloads
+                for text in texts:
+                    await outlet({"type": "websocket.send", "text": text})
+        return NORMAL if reading.follower.finished else RESTART
 
 
 def _refusal(response: Any) -> AguiError:

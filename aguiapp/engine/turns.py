@@ -1,0 +1,124 @@
+"""From a stored run to its driver: what the run is given, and what stands in its way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aguiapp import agents, conf, feed, protocol, store
+from aguiapp.engine import history, opening, recovery
+from aguiapp.engine.driver import Driver
+from aguiapp.engine.opening import Prepared
+from aguiapp.errors import AgentNotReady, NotFound, StaleHistory
+from aguiapp.models import Run
+
+if TYPE_CHECKING:
+    from aguiapp.engine.runtime import Engine
+
+logger = logging.getLogger("aguiapp.run")
+
+
+class Begun(NamedTuple):
+    """The task that drives a run, and what its requester is shown first."""
+
+    task: asyncio.Task[Any]
+    unlogged: list[protocol.Event]
+
+
+async def begin(
+    engine: Engine, run: Run, given: dict[str, Any], user: Any, *, overtaken: bool = False
+) -> Begun:
+    """Drive a run of ours that has its thread's slot; when that fails, the run ends as failed.
+
+    One that was `overtaken` by a later turn says what it was asked, and is cancelled.
+    """
+    try:
+        agent = agents.get(run.agent)
+        begun = await store.call(opening.read, run.thread, run, given)
+        driver = Driver(_prepared(run, agent, given, user, begun), promotes=engine.promotes)
+    except BaseException as error:
+        await end(engine, run, _code(error))
+        raise
+    if overtaken:
+        driver.stop(Run.Status.CANCELLED)
+    return Begun(engine.drive(driver), begun.unlogged)
+
+
+def _prepared(
+    run: Run, agent: agents.Agent, given: dict[str, Any], user: Any, begun: opening.Opening
+) -> Prepared:
+    merged = begun.merged
+    given, repeated = history.distinct_tools(given)
+    return Prepared(
+        thread=run.thread,
+        run=run,
+        agent=agent,
+        input={**given, "messages": merged.messages, "state": merged.state},
+        user=user,
+        folder=begun.folder,
+        opening=begun.events,
+        findings=[*merged.findings, *repeated],
+    )
+
+
+async def adopt(engine: Engine, run: Run) -> None:
+    """Drive a run whose turn has come; whatever is in its way, it ends and the next one starts."""
+    feed.current().announce(run.thread_id)
+    try:
+        await agents.get(run.agent).check_ready()
+        given, overtaken = await store.call(_waiting, run)
+    except Exception as error:
+        if not isinstance(error, AgentNotReady | NotFound):
+            logger.exception("queued run could not start run=%s", run.key)
+        await end(engine, run, _code(error))
+        return
+    try:
+        await begin(engine, run, given, run.user, overtaken=overtaken)
+    except StaleHistory:
+        pass  # the run says so
+    except Exception:
+        logger.exception("queued run could not start run=%s", run.key)
+
+
+def _waiting(run: Run) -> tuple[dict[str, Any], bool]:
+    """The input of a run that waited, and whether a turn that interrupts came meanwhile."""
+    text = store.rebuild_input(run)
+    given = protocol.parse_input(text, max_depth=conf.get().JSON_DEPTH)
+    later = store.queued(run.thread_id).filter(pk__gt=run.pk)
+    return given, any(_interrupts(agent) for agent in later.values_list("agent", flat=True))
+
+
+def _interrupts(name: str) -> bool:
+    return name in agents.names() and agents.get(name).settings.BUSY == "interrupt"
+
+
+def _code(error: BaseException) -> str:
+    if isinstance(error, StaleHistory):
+        return error.code
+    return "agent_not_ready" if isinstance(error, AgentNotReady | NotFound) else "agent_failed"
+
+
+async def end(engine: Engine, run: Run, code: str) -> None:
+    """End a run of ours that was never driven."""
+    try:
+        following = await store.call(
+            recovery.end_stored,
+            run,
+            run.lease_token or 0,
+            status=Run.Status.ERROR,
+            code=code,
+            next_token=store.new_token() if engine.promotes() else 0,
+        )
+    except Exception:
+        logger.exception("run left to the sweeper run=%s", run.key)
+        return
+    feed.current().announce(run.thread_id)
+    if following is not None:
+        engine.adopt(following)
+
+
+def heal(run: Run, given: dict[str, Any]) -> list[protocol.Event]:
+    """What somebody who posted that input is shown ahead of the run; blocks on the database."""
+    found = store.refresh(run)
+    return opening.read(found.thread, found, given).unlogged
