@@ -185,7 +185,7 @@ class Reading:
 def _withdrawn(follower: feed.Follower) -> list[dict[str, Any]]:
     """A run that was cancelled before its turn came, as clients understand it."""
     assert follower.run is not None  # noqa: S101
-    ids = {"threadId": follower.run.thread.thread_id, "runId": follower.run.run_id}
+    ids = {"threadId": follower.thread.thread_id, "runId": follower.run.run_id}
     version = {"protocolVersion": protocol.PROTOCOL_VERSION}
     return [
         {"type": "RUN_STARTED", **ids, **version},

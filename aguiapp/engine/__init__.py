@@ -89,7 +89,7 @@ async def _start(engine: Engine, agent: agents.Agent, request: Request) -> Start
     run, thread = opened.run, opened.thread
     if opened.next is not None:
         engine.adopt(opened.next)
-    if run.status == Run.Status.QUEUED:
+    if run.offset is None:
         feed.current().announce(thread.pk)
         if opened.active is not None and busy == "interrupt":
             engine.spawn(cancel(opened.active, request.actor), "aguiapp interrupt")

@@ -5,7 +5,7 @@ The table is the truth. A wake-up carries no event; one that is lost costs a pol
 
 from aguiapp.feed.batches import TERMINAL_CODES, Batch, cursor, parse_cursor
 from aguiapp.feed.bell import Bell
-from aguiapp.feed.follower import Follower
+from aguiapp.feed.follower import Follower, Pruned
 from aguiapp.feed.hints import group
 from aguiapp.feed.loop import Feed, Tail, current
 
@@ -15,6 +15,7 @@ __all__ = [
     "Bell",
     "Feed",
     "Follower",
+    "Pruned",
     "Tail",
     "current",
     "cursor",

@@ -23,7 +23,7 @@ class Follower:
     """
 
     def __init__(self, thread: Thread, after: int, run: Run | None = None) -> None:
-        self._thread = thread
+        self.thread = thread
         self._only = run
         self._after = after
         self._current: int | None = None
@@ -67,14 +67,14 @@ class Follower:
     @property
     def cursor(self) -> str:
         """Where this follower stands, as it goes over the wire."""
-        return cursor(self._thread.epoch, self.position)
+        return cursor(self.thread.epoch, self.position)
 
     async def batches(self, idle: float) -> AsyncGenerator[Batch | None, None]:
         """Batches as they are committed; None after every `idle` seconds without any."""
         feed = current()
         loop = asyncio.get_running_loop()
         quiet_since = loop.time()
-        with feed.listening(self._thread.pk) as bell:
+        with feed.listening(self.thread.pk) as bell:
             while not self.finished:
                 seen = bell.version
                 batches = await self._next(feed)
@@ -137,7 +137,7 @@ class Follower:
         types = [row.type for row in rows]
         return [
             Batch(
-                self._thread.epoch,
+                self.thread.epoch,
                 self._offset + rows[0].seq,
                 types,
                 [row.payload for row in rows],
@@ -149,8 +149,8 @@ class Follower:
         if self._only is not None:
             self._place(await store.call(store.refresh, self._only))
         else:
-            self._keep(await store.call(store.first_kept, self._thread.pk, self.position))
-            run = await store.call(store.run_at, self._thread.pk, self.position)
+            self._keep(await store.call(store.first_kept, self.thread.pk, self.position))
+            run = await store.call(store.run_at, self.thread.pk, self.position)
             if run is not None:
                 self._current, self._offset = run.pk, run.offset or 0
         return self._current is not None
