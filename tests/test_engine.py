@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
 from aguiapp import RunContext, RunError, engine, errors, feed, protocol, store
-from aguiapp.engine import recovery, runtime
+from aguiapp.engine import leases, recovery
 from aguiapp.models import InputMessage, Run, RunEvent, Thread
 from aguiapp.store import sql
 from project import scripted
@@ -953,7 +953,7 @@ class TestDrain:
         await play(*text("m1", "x"))
         assert engine.current().drivers == {}
         assert feed.current().tails == {}
-        await scripts.until(lambda: not runtime.leases._drivers)
+        await scripts.until(lambda: not leases.leases._drivers)
         names = {task.get_name() for task in asyncio.all_tasks()}
         assert not any(name.startswith(("run ", "agent ")) for name in names)
 

@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from aguiapp import engine, store
-from aguiapp.engine import patience, runtime
+from aguiapp.engine import leases, patience
 from aguiapp.models import Participant, Run, Thread, Watcher
 from aguiapp.store import lease, watchers
 from project import scripted
@@ -117,7 +117,7 @@ class TestTime:
         self, ada: Person, scripted_as: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
     ) -> None:
         settings.AGUIAPP = {**settings.AGUIAPP, "LEASE_SECONDS": 1.0}
-        monkeypatch.setattr(runtime, "OVERDUE_SECONDS", 0.2)
+        monkeypatch.setattr(leases, "OVERDUE_SECONDS", 0.2)
         seen: list[str] = []
 
         def blocks(run: Any) -> Iterator[Any]:

@@ -77,7 +77,7 @@ async def start(request: Request) -> Started:
     engine.wake()
     agent = agents.get(request.agent)
     await agent.check_ready()
-    work = engine.spawn(_start(engine, agent, request), "aguiapp start")
+    work = engine.begin(_start(engine, agent, request), "aguiapp start")
     started: Started = await asyncio.shield(work)
     return started
 

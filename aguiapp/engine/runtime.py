@@ -5,108 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import os
-import signal
-import threading
-from collections.abc import Callable, Coroutine
-from types import FrameType
+from collections.abc import Coroutine
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from django.db import connections
-
 from aguiapp import agents, conf, feed, store
-from aguiapp.engine import recovery, turns
+from aguiapp.engine import recovery, signals, turns
 from aguiapp.engine.attendance import Attendance
 from aguiapp.engine.driver import Driver
-from aguiapp.errors import Fenced
+from aguiapp.engine.leases import leases
 from aguiapp.models import Command, Run
 
 logger = logging.getLogger("aguiapp.engine")
 
 #: How long a stopping process waits for its readers to take their last bytes.
 FLUSH_SECONDS = 2.0
-#: How long a stopped process may be held up by a blocking call of an agent.
-EXIT_SECONDS = 10.0
-
-
-#: How long a loop has to end a run whose time is up, before the lease's thread does.
-OVERDUE_SECONDS = 2.0
-
-
-class Leases:
-    """Renews the leases of all runs of this process from a thread that no busy loop delays."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._drivers: dict[int, tuple[Driver, asyncio.AbstractEventLoop]] = {}
-        self._thread: threading.Thread | None = None
-        self._changed = threading.Event()
-
-    def add(self, driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
-        """Hold the lease of this run from now on."""
-        with self._lock:
-            self._drivers[driver.run.pk] = driver, loop
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="aguiapp-lease", daemon=True
-                )
-                self._thread.start()
-
-    def drop(self, driver: Driver) -> None:
-        """The run ended."""
-        with self._lock:
-            self._drivers.pop(driver.run.pk, None)
-            if not self._drivers:
-                self._changed.set()
-
-    def _work(self) -> None:
-        while True:
-            self._changed.wait(conf.get().LEASE_SECONDS / 5)
-            with self._lock:
-                self._changed.clear()
-                drivers = list(self._drivers.values())
-                if not drivers:
-                    self._thread = None
-                    return
-            self._renew(drivers)
-            for driver, _ in drivers:
-                self._overrule(driver)
-
-    @staticmethod
-    def _overrule(driver: Driver) -> None:
-        """End a run whose time is up and whose loop does not: its agent blocks it."""
-        code = driver.patience.overdue(late=OVERDUE_SECONDS)
-        if not code or driver.done.is_set() or driver.ending:
-            return
-        try:
-            recovery.take_over(driver.run, status=Run.Status.ERROR, code=code)
-        except Exception as error:  # the database is away: the next look may find it
-            logger.warning("run not ended run=%s: %s", driver.run.key, error)
-        finally:
-            connections.close_all()
-
-    def _renew(self, drivers: list[tuple[Driver, asyncio.AbstractEventLoop]]) -> None:
-        lanes = [driver.lane for driver, _ in drivers]
-        rows = [
-            (lane.run_id, lane.token, lane.seq - len(lane.pending), lane.bytes) for lane in lanes
-        ]
-        try:
-            gone = set(store.submit("writer", store.renew, rows).result())
-        except Exception as error:  # the database is away: the next renewal may find it
-            logger.warning("leases not renewed: %s", error)
-            return
-        for driver, loop in drivers:
-            if driver.lane.run_id in gone and not driver.done.is_set() and not loop.is_closed():
-                loop.call_soon_threadsafe(self._fence, driver)
-
-    @staticmethod
-    def _fence(driver: Driver) -> None:
-        if not driver.ending:
-            driver.lane.give_up(Fenced())
-
-
-leases = Leases()
 
 
 class Engine:
@@ -118,6 +31,7 @@ class Engine:
         self.loop = loop
         self.attendance = Attendance(self.spawn)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._beginnings: set[asyncio.Task[Any]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._poller: asyncio.Task[None] | None = None
         self._signals_installed = False
@@ -133,7 +47,14 @@ class Engine:
 
     def adopt(self, run: Run) -> None:
         """Drive a run that has been promoted for this process."""
-        self.spawn(turns.adopt(self, run), f"aguiapp turn {run.key}")
+        self.begin(turns.adopt(self, run), f"aguiapp turn {run.key}")
+
+    def begin(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """A task that is about to drive a run: a stopping process waits for it."""
+        task = self.spawn(work, name)
+        self._beginnings.add(task)
+        task.add_done_callback(self._beginnings.discard)
+        return task
 
     async def overrule(self, run: Run, *, status: str, code: str = "") -> None:
         """End a run that this engine does not drive, and drive the one that follows it."""
@@ -169,7 +90,7 @@ class Engine:
             self._sweeper = self.spawn(self._sweep(), "aguiapp sweeper")
         if not self._signals_installed:
             self._signals_installed = True
-            install_signal_handler()
+            signals.install(_engines.values)
 
     def drive(self, driver: Driver) -> asyncio.Task[Any]:
         """Drive a run to its end in a task of its own."""
@@ -240,16 +161,14 @@ class Engine:
             driver.stop(Run.Status.CANCELLED)
 
     async def drain(self) -> None:
-        """Take no new runs, let the running ones finish for a moment, end the rest legally."""
+        """Take no new runs, let the running ones finish for a moment, end the rest legally.
+
+        Turns that wait are left to other processes.
+        """
         self.draining = True
-        drivers = list(self.drivers.values())
-        logger.info("draining %d runs", len(drivers))
-        if drivers:
-            waits = [asyncio.ensure_future(driver.done.wait()) for driver in drivers]
-            await asyncio.wait(waits, timeout=conf.get().DRAIN_SECONDS)
-            for driver in drivers:
-                driver.stop("shutdown")
-            await asyncio.wait(waits, timeout=conf.get().CANCEL_SECONDS + 5)
+        logger.info("draining %d runs", len(self.drivers))
+        if not await self._idle(conf.get().DRAIN_SECONDS):
+            await self._idle(conf.get().CANCEL_SECONDS + 5, stop="shutdown")
         feed.current().close()
         await feed.current().flushed(FLUSH_SECONDS)
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
@@ -257,6 +176,17 @@ class Engine:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1)
+
+    async def _idle(self, patience: float, stop: str = "") -> bool:
+        """Wait for the last run, also one that is only beginning; False when it took too long."""
+        deadline = self.loop.time() + patience
+        while self.drivers or self._beginnings:
+            for driver in self.drivers.values() if stop else ():
+                driver.stop(stop)
+            if self.loop.time() > deadline:
+                return False
+            await asyncio.sleep(0.02)
+        return True
 
 
 _engines: WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = WeakKeyDictionary()
@@ -269,62 +199,3 @@ def current() -> Engine:
     if found is None:
         found = _engines[loop] = Engine(loop)
     return found
-
-
-Handler = Callable[[int, FrameType | None], Any] | int | None
-
-_handed: dict[int, Handler] = {}
-_drains: set[asyncio.Task[None]] = set()
-
-
-def install_signal_handler() -> None:
-    """On SIGTERM and SIGINT drain first, then hand the signal to whoever handled it before.
-
-    Neither Daphne nor uvicorn waits for work that is not a connection; nothing here depends on
-    the ASGI lifespan, which Daphne does not speak.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before = signal.getsignal(number)
-        if before is not _handle:
-            _handed[number] = before
-            signal.signal(number, _handle)
-
-
-def _handle(number: int, frame: FrameType | None) -> None:
-    live = [engine for engine in _engines.values() if engine.alive]
-    if _drains or not live:  # asked twice, or nothing to wait for
-        _hand_over(number, frame)
-        return
-    live[0].loop.call_soon_threadsafe(_start_drain, live[0], number, frame)
-
-
-def _start_drain(engine: Engine, number: int, frame: FrameType | None) -> None:
-    async def drain() -> None:
-        try:
-            await engine.drain()
-        finally:
-            if agents.pool_is_busy():
-                _exit_anyway(number)
-            _hand_over(number, frame)
-
-    task = engine.loop.create_task(drain())
-    _drains.add(task)
-    task.add_done_callback(_drains.discard)
-
-
-def _exit_anyway(number: int) -> None:
-    """Python joins threads before it exits, and one of ours is in an agent's blocking call."""
-    timer = threading.Timer(EXIT_SECONDS, os._exit, (128 + number,))
-    timer.daemon = True
-    timer.start()
-
-
-def _hand_over(number: int, frame: FrameType | None) -> None:
-    before = _handed.get(number, signal.SIG_DFL)
-    if callable(before):
-        before(number, frame)
-    elif before == signal.SIG_DFL:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
