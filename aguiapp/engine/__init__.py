@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-#: How long a post waits for another process that is ending the thread's lost run.
+#: How long a post waits for others: for who ends the thread's lost run, or holds its lock.
 TAKEOVER_SECONDS = 3.0
 #: A run of this process ends by itself; whoever cancels it waits this much longer for a slow
 #: database, and then answers that it still runs.
@@ -110,7 +110,7 @@ async def _open(engine: Engine, request: Request, busy: str) -> store.Opened:
     while True:
         try:
             return await store.call(store.open_run, wanted)
-        except store.BeingEnded:
+        except (store.BeingEnded, store.Contended):
             if asyncio.get_running_loop().time() > patience:
                 raise
             await asyncio.sleep(0.05)

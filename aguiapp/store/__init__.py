@@ -28,6 +28,7 @@ from aguiapp.store.reads import (
 from aguiapp.store.runs import (
     Abandoned,
     BeingEnded,
+    Contended,
     Ending,
     Opened,
     Opening,
@@ -49,6 +50,7 @@ from aguiapp.store.writer import Lane, current as writer
 __all__ = [
     "Abandoned",
     "BeingEnded",
+    "Contended",
     "Ending",
     "Lane",
     "Mark",

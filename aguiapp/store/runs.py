@@ -21,6 +21,7 @@ from aguiapp.errors import (
     NotFound,
     RunIdTaken,
     StaleHistory,
+    StoreUnavailable,
     ThreadBusy,
 )
 from aguiapp.models import Command, Run, Thread
@@ -81,13 +82,17 @@ class BeingEnded(ThreadBusy):
     """The run that held this thread is being ended just now: try again in a moment."""
 
 
+class Contended(StoreUnavailable):
+    """Others hold the thread's lock just now: try again in a moment."""
+
+
 def open_run(opening: Opening) -> Opened:
     """Take the thread's slot and store the run with its input, or attach to the same post.
 
     Where the slot is taken, or others wait for it, `Opening.busy` decides: the run is queued, or
     refused. Raises ThreadBusy, QueueFull, RunIdTaken, InterruptsOpen, StaleHistory, NotFound,
-    InvalidInput, and Abandoned when the slot belongs to a dead process. Nothing is stored when it
-    raises.
+    InvalidInput; Contended when it should be asked again, Abandoned when the slot belongs to a dead
+    process. Nothing is stored when it raises.
     """
     for attempt in range(3):
         try:
@@ -97,6 +102,10 @@ def open_run(opening: Opening) -> Opened:
         except IntegrityError:  # another process made the thread or took the slot just now
             if attempt == 2:
                 raise
+        except OperationalError as error:
+            if sql.is_locked(error):
+                raise Contended from error
+            raise
     raise AssertionError("unreachable")
 
 

@@ -47,6 +47,12 @@ def discard_if_broken() -> None:
             found.close()
 
 
+def is_locked(error: Exception) -> bool:
+    """Whether a statement gave up waiting for a lock that somebody else holds."""
+    cause = error.__cause__
+    return getattr(cause, "sqlstate", "") == "55P03" or "is locked" in str(cause)
+
+
 def is_postgres(found: BaseDatabaseWrapper) -> bool:
     """Whether rows are copied and locked as PostgreSQL does it."""
     return found.vendor == "postgresql"

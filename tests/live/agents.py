@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aguiapp import agent
+from project import scripted
 
 if TYPE_CHECKING:
     from aguiapp import RunContext
@@ -30,3 +31,15 @@ def plodding(run: RunContext) -> Iterator[dict[str, Any]]:
     for number in range(20):
         yield {"type": "CUSTOM", "name": "step", "value": number}
         time.sleep(0.2)
+
+
+#: The scripted agent with options: how it takes a post to a busy thread, and readers who leave.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "queueing": {"busy": "enqueue"},
+    "impulsive": {"busy": "interrupt"},
+    "attached": {"disconnect": "cancel"},
+    "forgiving": {"disconnect": 3},
+    "hasty": {"limits": {"run_seconds": 1}},
+}
+for name, options in OPTIONS.items():
+    agent(name, **options)(scripted.play)
