@@ -145,7 +145,14 @@ class RunAdmin(ReadOnly, RunModelAdmin):
         (
             _("Place"),
             {
-                "fields": ("offset", "parent_run", "branched_from", "mode", "transport"),
+                "fields": (
+                    "offset",
+                    "actor",
+                    "parent_run",
+                    "branched_from",
+                    "mode",
+                    "transport",
+                ),
                 "classes": ("collapse",),
             },
         ),
