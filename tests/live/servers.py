@@ -63,9 +63,10 @@ class Server:
         arguments: Sequence[str] = (),
         environment: dict[str, str] | None = None,
         overrides: dict[str, Any] | None = None,
+        port: int | None = None,
     ) -> None:
         self.kind = kind
-        self.port = free_port()
+        self.port = port or free_port()
         self.log = log
         where = str(self.port)
         quiet = ["--log-level", "warning", "--no-server-header"]
