@@ -6,7 +6,7 @@ PORT ?= 8000
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check coverage bench
+.PHONY: help setup demo test check coverage faults bench
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ check: $(VENV)/.dev ## Lint, types, import rules, Django's checks
 coverage: $(VENV)/.dev ## Show that the tests reach every branch of aguiapp.protocol
 	$(BIN)/python -m pytest -q tests/protocol tests/conformance -m "not node" \
 		--cov=aguiapp.protocol --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
+
+faults: $(VENV)/.dev ## Break servers, databases and connections for an hour (FAULTS_SEED, ARGS, DB)
+	@FAULTS=long $(BIN)/python -m tests.run $(if $(DB),--database $(DB)) tests/faults $(ARGS)
 
 bench: $(VENV)/.dev ## Measure throughput and latency (ARGS)
 	$(BIN)/python -m bench $(ARGS)

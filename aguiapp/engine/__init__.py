@@ -109,7 +109,9 @@ async def _open(engine: Engine, request: Request, busy: str) -> store.Opened:
     patience = asyncio.get_running_loop().time() + TAKEOVER_SECONDS
     while True:
         try:
-            return await store.call(store.open_run, wanted)
+            # One post of a thread at a time, or those to a locked one would take every connection.
+            async with engine.turnstile(wanted.thread_key or (wanted.scope, wanted.thread_id)):
+                return await store.call(store.open_run, wanted)
         except (store.BeingEnded, store.Contended):
             if asyncio.get_running_loop().time() > patience:
                 raise

@@ -7,7 +7,7 @@ import contextvars
 import logging
 from collections.abc import Coroutine
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from aguiapp import agents, conf, feed, store
 from aguiapp.engine import recovery, signals, turns
@@ -32,6 +32,7 @@ class Engine:
         self.attendance = Attendance(self.spawn)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._beginnings: set[asyncio.Task[Any]] = set()
+        self._turnstiles: WeakValueDictionary[Any, asyncio.Lock] = WeakValueDictionary()
         self._sweeper: asyncio.Task[None] | None = None
         self._poller: asyncio.Task[None] | None = None
         self._signals_installed = False
@@ -44,6 +45,13 @@ class Engine:
     def promotes(self) -> bool:
         """Whether this engine drives the runs that wait for their turn."""
         return not self.draining and conf.get().WRITER == "group"
+
+    def turnstile(self, thread: Any) -> asyncio.Lock:
+        """Who opens a run on that thread passes one by one."""
+        lock = self._turnstiles.get(thread)
+        if lock is None:
+            lock = self._turnstiles[thread] = asyncio.Lock()
+        return lock
 
     def adopt(self, run: Run) -> None:
         """Drive a run that has been promoted for this process."""
@@ -110,7 +118,7 @@ class Engine:
             ended.cancel()
 
     def _forget(self, driver: Driver) -> None:
-        leases.drop(driver)
+        leases.drop(driver.run)
         self.drivers.pop(driver.run.pk, None)
         if driver.following is not None:
             self.adopt(driver.following)

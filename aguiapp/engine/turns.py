@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aguiapp import agents, conf, feed, protocol, store
 from aguiapp.engine import history, opening, recovery
 from aguiapp.engine.driver import Driver
+from aguiapp.engine.leases import leases
 from aguiapp.engine.opening import Prepared
 from aguiapp.errors import AgentNotReady, NotFound, StaleHistory
 from aguiapp.models import Run
@@ -33,6 +34,7 @@ async def begin(
 
     One that was `overtaken` by a later turn says what it was asked, and is cancelled.
     """
+    leases.hold(run)
     try:
         agent = agents.get(run.agent)
         begun = await store.call(opening.read, run.thread, run, given)
@@ -64,6 +66,7 @@ def _prepared(
 
 async def adopt(engine: Engine, run: Run) -> None:
     """Drive a run whose turn has come; whatever is in its way, it ends and the next one starts."""
+    leases.hold(run)
     feed.current().announce(run.thread_id)
     try:
         await agents.get(run.agent).check_ready()
@@ -113,6 +116,8 @@ async def end(engine: Engine, run: Run, code: str) -> None:
     except Exception:
         logger.exception("run left to the sweeper run=%s", run.key)
         return
+    finally:
+        leases.drop(run)
     feed.current().announce(run.thread_id)
     if following is not None:
         engine.adopt(following)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django.db import IntegrityError, OperationalError
+from django.db import IntegrityError, InterfaceError, OperationalError
 from django.db.models import Q
 from django.db.models.functions import Now
 
@@ -53,6 +53,9 @@ class Opening:
     kind: str = Run.Kind.AGENT
     mode: str = ""
     transport: str = ""
+    #: What the run is held by, and what the one that it promotes is.
+    token: int = field(default_factory=lease.new_token)
+    next_token: int = field(default_factory=lease.new_token)
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,12 @@ def open_run(opening: Opening) -> Opened:
         except IntegrityError:  # another process made the thread or took the slot just now
             if attempt == 2:
                 raise
-        except OperationalError as error:
+        except (OperationalError, InterfaceError) as error:
             if sql.is_locked(error):
                 raise Contended from error
-            raise
+            if attempt == 2:
+                raise
+            sql.discard_if_broken()  # its COMMIT may have arrived all the same
     raise AssertionError("unreachable")
 
 
@@ -115,7 +120,13 @@ def _open(alias: str, opening: Opening) -> Opened:
     if same := runs.filter(run_id=opening.run_id).first():
         if same.input_hash != opening.input_hash or same.agent != opening.agent:
             raise RunIdTaken
-        return Opened(thread, same, attached=True)
+        same.thread = thread
+        return Opened(
+            thread,
+            same,
+            attached=same.lease_token != opening.token,
+            next=queue.promoted(opening.next_token),
+        )
     active = runs.filter(status=Run.Status.RUNNING).first()
     if active is not None and _is_abandoned(active):
         raise Abandoned(active)
@@ -124,12 +135,12 @@ def _open(alias: str, opening: Opening) -> Opened:
     if opening.base is not None and opening.base != f"{thread.epoch}-{end}":
         raise StaleHistory(details={"cursor": f"{thread.epoch}-{end}"})
     if active is None and _goes_first(thread, opening):
-        holder = {"lease_owner": lease.owner(), "lease_token": lease.new_token()}
+        holder = {"lease_owner": lease.owner(), "lease_token": opening.token}
         times = {"started_at": Now(), "lease_expires": lease.expiry()}
         return Opened(thread, _create(alias, thread, opening, offset=end, **holder, **times))
     _check_may_wait(thread, opening, active)
     run = _create(alias, thread, opening, status=Run.Status.QUEUED)
-    following = queue.promote(thread.pk, lease.new_token()) if active is None else None
+    following = queue.promote(thread.pk, opening.next_token) if active is None else None
     return Opened(thread, run, next=following, active=active)
 
 
@@ -271,7 +282,9 @@ def _finish(
     )
     if not changed:
         raise Fenced
-    sql.insert(found, [(run_id, rows)])
+    # The commit before this one may have arrived although its answer did not.
+    have = sql.last_seq(run_id)
+    sql.insert(found, [(run_id, [row for row in rows if row.seq > have])])
     thread_id: int = runs.values_list("thread_id", flat=True).get(pk=run_id)
     Thread.objects.using(found.alias).filter(pk=thread_id).update(updated=Now())
     commands = Command.objects.using(found.alias).filter(run_id=run_id, state=Command.State.PENDING)

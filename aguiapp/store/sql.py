@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, cast
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from aguiapp import conf
 from aguiapp.models import Run, RunEvent
 
 #: How long a transaction of the store waits for a row that somebody else holds.
@@ -40,6 +42,23 @@ def connection() -> BaseDatabaseWrapper:
     return found
 
 
+def discard_if_dead() -> None:
+    """Close the log's connection of the calling thread if it died since it was used last.
+
+    A server says nothing to an idle connection but that it is over; asking the socket costs no
+    round trip. SQLite has no such thing.
+    """
+    found = connections[database()]
+    if found.connection is None or not is_postgres(found) or found.in_atomic_block:
+        return
+    socket = select.poll()
+    with suppress(Exception):  # a connection without a socket is closed by now
+        socket.register(found.connection.fileno(), select.POLLIN)
+        if not socket.poll(0):
+            return
+    discard_if_broken()
+
+
 def discard_if_broken() -> None:
     """Close the calling thread's connections that are of no more use, so that the next are new."""
     for found in connections.all(initialized_only=True):
@@ -65,12 +84,10 @@ def writing(found: BaseDatabaseWrapper, *, waits: bool = True) -> Iterator[None]
     `waits=False` is for transactions that skip locked rows and need no time limit.
     """
     if is_postgres(found):
-        # Inside the host's own transaction the setting would outlive us.
-        waits = waits and not found.in_atomic_block
         with transaction.atomic(using=found.alias):
-            if waits:
+            if waits and (limits := _limits(found)):
                 with found.cursor() as cursor:
-                    cursor.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+                    cursor.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}; {limits}")
             yield
         return
     # A deferred transaction that reads before it writes fails at once with "database is
@@ -84,6 +101,17 @@ def writing(found: BaseDatabaseWrapper, *, waits: bool = True) -> Iterator[None]
         sqlite.transaction_mode = before
 
 
+def _limits(found: BaseDatabaseWrapper) -> str:
+    """What bounds a transaction of ours; nothing inside the host's own, which would inherit it.
+
+    A process that is frozen in the middle of one would hold its runs' rows for ever.
+    """
+    if found.savepoint_ids:
+        return ""
+    idle = int(conf.get().LEASE_SECONDS * 500)
+    return f"SET LOCAL idle_in_transaction_session_timeout = {idle}"
+
+
 @lru_cache(maxsize=64)
 def timestamp(milliseconds: int) -> str:
     """The moment as both databases read it (UTC); events of one batch share it."""
@@ -95,15 +123,21 @@ def held(found: BaseDatabaseWrapper, claims: Sequence[tuple[int, int]]) -> set[i
     """Of `(run id, lease token)` the runs whose token still stands, locked against its change."""
     table = Run._meta.db_table
     values = ",".join(f"({int(run)},{int(token)})" for run, token in claims)
-    if is_postgres(found):
-        query = (
-            f"SELECT id FROM {table} WHERE (id, lease_token) IN ({values})"  # noqa: S608
-            " ORDER BY id FOR SHARE SKIP LOCKED"
-        )
-    else:
+    if not is_postgres(found):
         query = f"SELECT id FROM {table} WHERE (id, lease_token) IN (VALUES {values})"  # noqa: S608
+        with found.cursor() as cursor:
+            cursor.execute(query)
+            return {run for (run,) in cursor.fetchall()}
+    query = (
+        f"SELECT id FROM {table} WHERE (id, lease_token) IN ({values})"  # noqa: S608
+        " ORDER BY id FOR SHARE SKIP LOCKED"
+    )
+    limits = _limits(found)
     with found.cursor() as cursor:
-        cursor.execute(query)
+        # Together they cost one round trip.
+        cursor.execute(f"{limits}; {query}" if limits else query)
+        if limits:
+            cursor.nextset()
         return {run for (run,) in cursor.fetchall()}
 
 

@@ -34,7 +34,11 @@ def executor(name: str, threads: int = 1) -> ThreadPoolExecutor:
 
 
 def _guarded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Run `function`; a connection that failed is closed, so that the next call opens a new one."""
+    """Run `function`; a connection that failed is closed, so that the next call opens a new one.
+
+    One that may have died in the meantime, with a restart of the database, is looked at first.
+    """
+    sql.discard_if_dead()
     try:
         return function(*args, **kwargs)
     except (DatabaseError, InterfaceError):

@@ -63,6 +63,10 @@ class Lane:
         self.bytes += size
         self.uncommitted += size
 
+    def claim(self) -> tuple[int, int, int, int]:
+        """What renews the lease, see `store.renew`; any thread may ask."""
+        return self.run_id, self.token, self.seq - len(self.pending), self.bytes
+
     async def below(self, limit: int) -> None:
         """Wait until at most `limit` bytes are uncommitted; raises what the lane was lost to."""
         while self.error is None and self.uncommitted > limit:
