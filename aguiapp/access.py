@@ -20,7 +20,7 @@ from django.middleware.csrf import CsrfViewMiddleware
 from django.utils.crypto import constant_time_compare, salted_hmac
 
 from aguiapp import conf, store
-from aguiapp.errors import CsrfFailed, Forbidden, NotFound, Unauthenticated
+from aguiapp.errors import AguiError, CsrfFailed, Forbidden, NotFound, Unauthenticated
 from aguiapp.models import Participant, Thread
 
 RIGHTS = frozenset({"see", "speak", "answer", "cancel", "edit", "export"})
@@ -228,15 +228,15 @@ def still_valid(identity: Identity) -> bool:
     return bool(session.get(SESSION_KEY) == str(user.pk))
 
 
-def still_sees(identity: Identity, thread: Thread) -> bool:
-    """Whether a person who opened a stream may go on reading it."""
+def refusal(identity: Identity, thread: Thread) -> AguiError | None:
+    """Why a person who opened a stream may not go on reading it; None when they may."""
     if not still_valid(identity):
-        return False
+        return Unauthenticated()
     try:
         find(identity, thread.key, "see")
-    except (NotFound, Forbidden):
-        return False
-    return True
+    except (NotFound, Forbidden) as error:
+        return error
+    return None
 
 
 def origin_allowed(request: HttpRequest) -> bool:

@@ -166,6 +166,14 @@ class StreamAborted(Exception):
     """The stream ended before its run did: the connection must be cut, never finished."""
 
 
+class StreamRefused(StreamAborted):
+    """The reader may not read on: `error` is what a new request would be answered."""
+
+    def __init__(self, error: AguiError) -> None:
+        super().__init__(error.code)
+        self.error = error
+
+
 class RunError(Exception):
     """What an agent raises to tell people why it stopped; message and code reach the browser."""
 

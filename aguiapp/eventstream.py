@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from django.http import HttpResponse, StreamingHttpResponse
 
 from aguiapp import conf, feed, protocol
-from aguiapp.errors import StreamAborted
+from aguiapp.errors import AguiError, StreamAborted, StreamRefused
 
 logger = logging.getLogger("aguiapp.stream")
 
@@ -54,7 +54,8 @@ PROTO = Framing(
 )
 FRAMINGS = {"sse": SSE, "proto": PROTO}
 
-Recheck = Callable[[], Awaitable[bool]]
+#: Why somebody may not read on; None while they may.
+Recheck = Callable[[], Awaitable[AguiError | None]]
 
 
 class EventStream(StreamingHttpResponse):
@@ -174,8 +175,8 @@ class Reading:
         async with aclosing(self.follower.batches(period)) as batches:
             async for batch in batches:
                 if loop.time() >= due:
-                    if not await self.recheck():
-                        raise StreamAborted
+                    if (refusal := await self.recheck()) is not None:
+                        raise StreamRefused(refusal)
                     due = loop.time() + settings.HEARTBEAT_SECONDS
                 yield batch
                 if loop.time() >= close:

@@ -28,7 +28,7 @@ async def reading(
     """Somebody's reading of a thread, for as long as they may."""
     return Reading(
         follower=follower,
-        recheck=functools.partial(store.call, access.still_sees, identity, thread),
+        recheck=functools.partial(store.call, access.refusal, identity, thread),
         presence=await store.call(presence, identity, thread),
         **more,
     )

@@ -218,9 +218,9 @@ async def thread_stream(
     cursor = request.headers.get("Last-Event-ID") or request.GET.get("after") or ""
     after = await store.call(parameters.position, thread, cursor)
     run = await store.call(parameters.run, request, thread)
-    gap = await store.call(engine.gap, thread, after) if cursor and run is None else None
+    gap = await store.call(engine.gap, thread, after, run) if cursor else None
     follower = feed.Follower(thread, after if gap is None else gap.last, run)
-    if follower.finished:
+    if follower.finished and gap is None:
         return HttpResponse(status=204)
     reading = await replies.reading(
         identity,
@@ -246,7 +246,7 @@ async def thread_events(
     limit = parameters.number(request, "limit", conf.get().PAGE_EVENTS, 1, conf.get().PAGE_EVENTS)
     wait = parameters.seconds(request, "wait", MAX_WAIT_SECONDS)
     wants = protocol.negotiate(request.headers.get("Accept"), binary=False)
-    gap = await store.call(engine.gap, thread, after) if cursor and run is None else None
+    gap = await store.call(engine.gap, thread, after, run) if cursor else None
     start = after if gap is None else gap.last
     presence = await store.call(replies.presence, identity, thread)
 

@@ -15,7 +15,7 @@ from django.core import signing
 from django.http import HttpRequest
 from django.test import AsyncClient, Client
 
-from aguiapp import access
+from aguiapp import access, errors
 from aguiapp.errors import AguiError
 from aguiapp.models import Command, Participant, Run, Thread
 from project import scripted
@@ -396,6 +396,6 @@ class TestStillValid:
     def test_a_right_that_was_taken_away(self, user: User, other: User) -> None:
         thread = Thread.objects.create(scope=f"user:{user.pk}", thread_id="t1", owner=user)
         part = Participant.objects.create(thread=thread, user=other)
-        assert access.still_sees(self.identity(other), thread)
+        assert access.refusal(self.identity(other), thread) is None
         part.delete()
-        assert not access.still_sees(self.identity(other), thread)
+        assert isinstance(access.refusal(self.identity(other), thread), errors.NotFound)

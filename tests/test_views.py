@@ -604,7 +604,7 @@ async def read_whole(source: AsyncIterator[bytes]) -> bytes:
 
 
 async def test_whatever_fails_behind_a_stream_aborts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken() -> bool:
+    async def broken() -> None:
         raise OperationalError("the users are away")
 
     thread = await Thread.objects.acreate(scope="user:1", thread_id="t1")

@@ -50,17 +50,33 @@ class Gap(NamedTuple):
         return [self.prologue[0], marker, *self.prologue[1:]]
 
 
-def gap(thread: Thread, after: int) -> Gap | None:
-    """What is missing directly behind a position; blocks on the database."""
-    kept = store.first_kept(thread.pk, after)
-    if kept == after:
-        return None
-    prologue = join(thread, at=kept).prologue
-    if not prologue:  # nothing before it can be restated
-        ids = {"threadId": thread.thread_id, "runId": f"before-{kept + 1}"}
-        started = {"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}
-        prologue = [started, {"type": "RUN_FINISHED", **ids, "outcome": {"type": "success"}}]
-    return Gap(after + 1, kept, prologue)
+def gap(thread: Thread, after: int, run: Run | None = None) -> Gap | None:
+    """What is missing directly behind a position, of that run alone or of the whole thread.
+
+    Blocks on the database.
+    """
+    if run is None:
+        first, kept = after, store.first_kept(thread.pk, after)
+    else:
+        first = max(after, run.offset or 0)
+        kept = max(first, (run.offset or 0) + run.pruned_to)
+    return None if kept == first else Gap(first + 1, kept, _prologue(thread, kept))
+
+
+def _prologue(thread: Thread, kept: int) -> list[protocol.Event]:
+    """The thread at a position where a gap ends, as far as it is known."""
+    joined = join(thread, at=kept)
+    run = store.run_at(thread.pk, kept)
+    cut = run is not None and (run.offset or 0) < kept
+    if run is not None and cut and joined.position < kept:
+        # The gap ends within a run of which nothing before is known: it goes on all the same.
+        started = {"type": "RUN_STARTED", **_ids(thread, run)}
+        return [*join(thread, at=run.offset).prologue, started]
+    if joined.prologue:
+        return joined.prologue
+    ids = {"threadId": thread.thread_id, "runId": f"before-{kept + 1}"}
+    started = {"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}
+    return [started, {"type": "RUN_FINISHED", **ids, "outcome": {"type": "success"}}]
 
 
 def _run_started(thread: Thread, run: Run) -> dict[str, Any]:
@@ -69,4 +85,9 @@ def _run_started(thread: Thread, run: Run) -> dict[str, Any]:
         event = json.loads(row.payload)
         if isinstance(event, dict) and event.get("type") == "RUN_STARTED":
             return event
-    return {"threadId": thread.thread_id, "runId": run.run_id}
+    return _ids(thread, run)
+
+
+def _ids(thread: Thread, run: Run) -> dict[str, Any]:
+    version = {"protocolVersion": protocol.PROTOCOL_VERSION}
+    return {"threadId": thread.thread_id, "runId": run.run_id, **version}

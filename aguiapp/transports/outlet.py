@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from aguiapp import conf, feed
 from aguiapp.errors import StreamAborted
+from aguiapp.transports import line
 
 Send = Callable[[Any], Awaitable[None]]
+#: How often in its time a reader that blocks is looked at.
+LOOKS = 4
 
 
 class _PushProducer:
@@ -39,21 +41,21 @@ class Outlet:
     """Sends ASGI messages no faster than the reader takes them; an async context manager.
 
     uvicorn waits inside `send`. Daphne's returns at once, so a producer is registered with the
-    Twisted protocol behind it; without one an unread stream would fill the memory.
+    Twisted transport behind it; without one an unread stream would fill the memory.
     """
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._stall = conf.get().STALL_SECONDS
-        self._twisted = _twisted_protocol(send)
+        self._line = line.behind(send)
         self._producer: _PushProducer | None = None
 
     async def __aenter__(self) -> Outlet:
         feed.current().outlets.add(self)
-        if self._twisted is not None:
+        if not self._line.waits:
             producer = _PushProducer()
-            with contextlib.suppress(Exception):  # a protocol that is gone, or takes no producer
-                self._twisted.registerProducer(producer, True)
+            with contextlib.suppress(Exception):  # a line that is gone, or takes no producer
+                self._line.register(producer)
                 self._producer = producer
         return self
 
@@ -62,20 +64,30 @@ class Outlet:
         feed.current().outlets.discard(self)
 
     async def __call__(self, message: Any) -> None:
-        """Send one message; raises Stalled when the reader took nothing for too long."""
+        """Send one message; raises Stalled when the reader took no byte for too long."""
+        if self._is_open(message):
+            await self._send(message)
+            return
         try:
-            async with asyncio.timeout(self._stall):
-                if self._producer is not None and not self._producer.open.is_set():
-                    await self._producer.open.wait()
-                await self._send(message)
+            async with asyncio.timeout(self._stall) as patience:
+                with _prolonged(patience, self._stall, self._line):
+                    if self._producer is not None:
+                        await self._producer.open.wait()
+                    await self._send(message)
         except TimeoutError:
             raise Stalled from None
+
+    def _is_open(self, message: Any) -> bool:
+        """Whether `send` is known to return at once, so that nothing needs to be watched."""
+        if self._producer is not None:
+            return self._producer.open.is_set()
+        return message["type"] == "http.response.body" and self._line.is_empty()
 
     def release(self) -> None:
         """The stream is about to end in order: the transport owns its buffer again."""
         if self._producer is not None:
             with contextlib.suppress(Exception):
-                self._twisted.unregisterProducer()
+                self._line.unregister()
             self._producer = None
 
     def cut(self, error: Exception) -> bool:
@@ -84,31 +96,37 @@ class Outlet:
         A reader who stalled is cut at once: waiting for its buffer to empty would be for ever.
         """
         self.release()
-        now = isinstance(error, Stalled)
-        if self._twisted is not None:
-            if now:
-                _abort_twisted(self._twisted)
-            else:
-                self._twisted.loseConnection()
-            return True
-        transport = getattr(getattr(self._send, "__self__", None), "transport", None)
-        end = getattr(transport, "abort" if now else "close", None)
-        if end is None:
-            return False
-        end()
-        return True
+        return self._line.cut(now=isinstance(error, Stalled))
+
+    async def close_socket(self, code: int) -> None:
+        """End a WebSocket with that code."""
+        self.release()
+        await close_socket(self._send, code, self)
 
 
-def _abort_twisted(protocol: Any) -> None:
-    channel = getattr(protocol, "channel", None) or protocol
-    transport = getattr(channel, "transport", None) or channel
-    getattr(transport, "abortConnection", protocol.loseConnection)()
+@contextlib.contextmanager
+def _prolonged(patience: asyncio.Timeout, stall: float, connection: line.Line) -> Iterator[None]:
+    """Prolong a reader's time while it takes bytes, however few."""
+    loop = asyncio.get_running_loop()
+    taken: int | None = None
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal taken, timer
+        before, taken = taken, connection.taken()
+        if before is not None and taken is not None and taken > before:
+            patience.reschedule(loop.time() + stall)
+        timer = loop.call_later(stall / LOOKS, look)
+
+    timer = loop.call_later(stall / LOOKS, look)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
-def _twisted_protocol(send: Send) -> Any:
-    """Daphne hands out `partial(server.handle_reply, protocol)`; anything else is left alone."""
-    if not isinstance(send, functools.partial) or not send.args:
-        return None
-    protocol = send.args[0]
-    wanted = ("registerProducer", "unregisterProducer", "loseConnection")
-    return protocol if all(hasattr(protocol, name) for name in wanted) else None
+async def close_socket(send: Send, code: int, through: Send | None = None) -> None:
+    """Send a WebSocket's close frame with any code of RFC 6455 or of our own."""
+    own = code != 1000 and code < 3000
+    if not (own and line.behind(send).close_socket(code)):
+        await (through or send)({"type": "websocket.close", "code": code})

@@ -26,10 +26,17 @@ from aguiapp import (
     store,
     views,
 )
-from aguiapp.errors import AguiError, StreamAborted, TooLarge, Unauthenticated, Unparsable
+from aguiapp.errors import (
+    AguiError,
+    StreamAborted,
+    StreamRefused,
+    TooLarge,
+    Unauthenticated,
+    Unparsable,
+)
 from aguiapp.transports import gate
 from aguiapp.transports.http import NO_LAYER
-from aguiapp.transports.outlet import Outlet, Stalled
+from aguiapp.transports.outlet import Outlet, Stalled, close_socket
 
 logger = logging.getLogger("aguiapp.stream")
 
@@ -116,7 +123,7 @@ class RunConsumer(AsyncConsumer):
         frame = {"type": "aguiapp.error", **error.as_dict()["error"]}
         await self.send({"type": "websocket.send", "text": json.dumps(frame)})
         code = CLOSE_CODES.get(status or error.status, BAD_FRAME)
-        await self.send({"type": "websocket.close", "code": code})
+        await close_socket(self.base_send, code)
 
     async def _run(self, handshake: views.Handshake, text: str) -> None:
         try:
@@ -134,13 +141,14 @@ class RunConsumer(AsyncConsumer):
             except Stalled as stalled:
                 outlet.cut(stalled)
                 return
+            except StreamRefused as refused:
+                code = CLOSE_CODES.get(refused.error.status, RESTART)
             except StreamAborted:
                 code = RESTART
             except Exception:
                 logger.exception("socket failed")
                 code = FAILED
-            outlet.release()
-            await outlet({"type": "websocket.close", "code": code})
+            await outlet.close_socket(code)
 
     async def _start(self, handshake: views.Handshake, text: str) -> eventstream.Reading:
         """Start the run; how it is read."""
