@@ -21,7 +21,7 @@ from django.utils.crypto import constant_time_compare, salted_hmac
 
 from aguiapp import conf, store
 from aguiapp.errors import AguiError, CsrfFailed, Forbidden, NotFound, Unauthenticated
-from aguiapp.models import Participant, Thread
+from aguiapp.models import Participant, Run, Thread
 
 RIGHTS = frozenset({"see", "speak", "answer", "cancel", "edit", "export"})
 ROLE_RIGHTS: dict[str, frozenset[str]] = {
@@ -226,6 +226,18 @@ def still_valid(identity: Identity) -> bool:
         return True
     session = import_module(settings.SESSION_ENGINE).SessionStore(identity.session)
     return bool(session.get(SESSION_KEY) == str(user.pk))
+
+
+def still_speaks(run: Run) -> bool:
+    """Whether who asked for a run that waited may still speak on its thread.
+
+    A session's own thread, or one of the server's, nobody can take away.
+    """
+    if run.user is None or not run.thread.scope.startswith("user:"):
+        return True
+    identity = Identity(run.user, f"user:{run.user.pk}")
+    visible = threads(identity).filter(pk=run.thread_id).exists()
+    return bool(run.user.is_active and visible and may(identity, run.thread, "speak"))
 
 
 def refusal(identity: Identity, thread: Thread) -> AguiError | None:

@@ -17,8 +17,11 @@ class AguiappConfig(AppConfig):
 
     def ready(self) -> None:
         from aguiapp import (
+            access,
             checks,  # noqa: F401  (registers itself)
             conf,
         )
+        from aguiapp.engine import turns
 
+        turns.permits = access.still_speaks
         autodiscover_modules(conf.get().AGENTS_MODULE)

@@ -196,6 +196,7 @@ RUN_ERROR_CODES = {
     "run_timeout": "The run took longer than RUN_SECONDS.",
     "idle_timeout": "The agent sent no event for IDLE_SECONDS.",
     "stale_history": "The thread moved on before the edit's turn came; nothing was edited.",
+    "forbidden": "Who asked may not speak on the thread any more; the turn was not heard.",
     "agent_not_ready": "The agent could not take the run when its turn came.",
     "orphaned": "The process that drove the run died; another one ended it.",
     "shutdown": "The server was shut down while the run was active.",

@@ -122,7 +122,7 @@ class Reading:
 
     `unlogged` comes first: known already, or a function that tells it once the run's turn has
     come. `presence` says that somebody reads who may keep a run alive by it. Who `resumes` may be
-    ended in order before the run is.
+    ended in order before the run is, on a stream whose end can be marked.
     """
 
     follower: feed.Follower

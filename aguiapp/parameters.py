@@ -7,7 +7,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from aguiapp import access, conf, engine, feed, protocol, store
+from aguiapp import access, agents, conf, engine, feed, protocol, store
 from aguiapp.errors import (
     BadParameter,
     CursorForeign,
@@ -49,9 +49,9 @@ def streaming(request: HttpRequest) -> str:
     return "sse" if wants == "json" else wants
 
 
-def resumes(request: HttpRequest) -> bool:
-    """Whether the reader says that it comes back when its stream ends early."""
-    return request.headers.get("AGUI-Resume") == "1"
+def resumes(request: HttpRequest, wants: str) -> bool:
+    """Whether the reader says that it comes back, on a stream whose early end can be marked."""
+    return wants == "sse" and request.headers.get("AGUI-Resume") == "1"
 
 
 async def parsed(
@@ -71,6 +71,9 @@ async def parsed(
     if key is not None:
         thread = await store.call(access.find, identity, thread_key(key), "speak")
         _same_id(thread, given)
+    may_cancel = True
+    if agents.get(agent).settings.BUSY == "interrupt":
+        may_cancel = await store.call(_may_cancel, request, identity, given)
     return engine.Request(
         agent=agent,
         input=given,
@@ -79,9 +82,15 @@ async def parsed(
         actor=identity.actor,
         user=identity.user,
         thread_key=None if key is None else thread_key(key),
+        may_cancel=may_cancel,
         mode=mode,
         transport=transport,
     )
+
+
+def _may_cancel(request: HttpRequest, identity: access.Identity, given: dict[str, Any]) -> bool:
+    thread = joined_thread(request, identity, given)
+    return thread is None or access.may(identity, thread, "cancel")
 
 
 def joined_thread(

@@ -10,14 +10,15 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import reverse
 
-from aguiapp import access, agents, engine, eventstream, feed, protocol, store
+from aguiapp import access, agents, conf, engine, eventstream, feed, protocol, store
 from aguiapp.eventstream import Reading
 from aguiapp.models import Run, Thread
 
 
 def presence(identity: access.Identity, thread: Thread) -> eventstream.Presence:
     """That somebody reads who may speak; blocks on the database. Others keep no run alive."""
-    if not agents.heed_readers() or not access.may(identity, thread, "speak"):
+    heeded = agents.heed_readers() and conf.get().WRITER == "group"
+    if not heeded or not access.may(identity, thread, "speak"):
         return nullcontext
     return functools.partial(engine.reading, thread.pk)
 
@@ -26,10 +27,13 @@ async def reading(
     identity: access.Identity, thread: Thread, follower: feed.Follower, **more: Any
 ) -> Reading:
     """Somebody's reading of a thread, for as long as they may."""
+    present = await store.call(presence, identity, thread)
+    if present is not nullcontext:
+        engine.expect_reader(thread.pk)
     return Reading(
         follower=follower,
         recheck=functools.partial(store.call, access.refusal, identity, thread),
-        presence=await store.call(presence, identity, thread),
+        presence=present,
         **more,
     )
 
@@ -38,11 +42,15 @@ async def read_run(
     identity: access.Identity, posted: engine.Request, started: engine.Started, **more: Any
 ) -> Reading:
     """The reading of a run by who posted it: from its first event, once its turn has come."""
-    follower = feed.Follower(started.thread, started.run.offset or 0, started.run)
+    thread, run = started.thread, started.run
     unlogged: Any = started.unlogged
-    if follower.waits:
-        unlogged = functools.partial(engine.heal, started.run, posted.input)
-    return await reading(identity, started.thread, follower, unlogged=unlogged, **more)
+    after = run.offset or 0
+    if run.offset is None:
+        # Who is ended while it waits goes on from here.
+        after = await store.call(store.end_position, thread.pk)
+        unlogged = functools.partial(engine.heal, run, posted.input)
+    follower = feed.Follower(thread, after, run)
+    return await reading(identity, thread, follower, unlogged=unlogged, **more)
 
 
 async def read_joined(

@@ -112,7 +112,7 @@ async def agent_run(
     started = await engine.start(posted)
     if wants == "async":
         return replies.accepted(request, started)
-    resumes = parameters.resumes(request)
+    resumes = parameters.resumes(request, wants)
     reading = await replies.read_run(identity, posted, started, resumes=resumes)
     run = started.run
     headers = replies.headers_of(started.thread, run, replies.first_position(run))
@@ -134,7 +134,7 @@ async def agent_connect(
     if thread is None:
         return replies.nothing(wants)
     joined = await store.call(engine.join, thread, given["messages"])
-    resumes = parameters.resumes(request)
+    resumes = parameters.resumes(request, wants)
     reading = await replies.read_joined(identity, thread, joined, resumes=resumes)
     first = None if joined.run is None else joined.position + 1
     return replies.streamed(wants, reading, replies.headers_of(thread, joined.run, first))
@@ -219,19 +219,19 @@ async def thread_stream(
     after = await store.call(parameters.position, thread, cursor)
     run = await store.call(parameters.run, request, thread)
     gap = await store.call(engine.gap, thread, after, run) if cursor else None
-    follower = feed.Follower(thread, after if gap is None else gap.last, run)
+    start = after if gap is None else gap.last
+    follower = feed.Follower(thread, start, run, strict=bool(cursor))
     if follower.finished and gap is None:
         return HttpResponse(status=204)
+    wants = parameters.streaming(request)
     reading = await replies.reading(
         identity,
         thread,
         follower,
         unlogged=() if gap is None else gap.marked,
-        resumes=bool(cursor) or parameters.resumes(request),
+        resumes=(bool(cursor) and wants == "sse") or parameters.resumes(request, wants),
     )
-    return replies.streamed(
-        parameters.streaming(request), reading, replies.headers_of(thread, None, None)
-    )
+    return replies.streamed(wants, reading, replies.headers_of(thread, None, None))
 
 
 @endpoint("GET")
@@ -251,8 +251,9 @@ async def thread_events(
     presence = await store.call(replies.presence, identity, thread)
 
     async def page() -> eventstream.Body:
-        follower = feed.Follower(thread, start, run)
-        batches = await follower.read(limit)
+        follower = feed.Follower(thread, start, run, strict=bool(cursor))
+        with presence():
+            batches = await follower.read(limit)
         return replies.page(thread, wants, batches, follower.cursor, gap)
 
     async def arrival() -> None:

@@ -558,7 +558,7 @@ class TestFence:
         past = timezone.now() - timedelta(seconds=1)
         await Run.objects.aupdate(lease_expires=past, lease_owner="elsewhere 1 b 1")
         (swept,) = await store.call(recovery.sweep)
-        assert swept.run.pk == opened.run.pk
+        assert swept.pk == opened.run.pk
         run = await only_run()
         assert (run.status, run.error_code) == ("error", "orphaned")
         assert (await kinds(run))[-2:] == ["STEP_FINISHED", "RUN_ERROR"]

@@ -46,7 +46,7 @@ def busy(mode: str) -> Iterator[None]:
 
 async def turn(ada: Person, run: str, *script: Any, **more: Any) -> Stream:
     """A post that says `run` and plays a script."""
-    given = run_input(run=run, messages=[said(run, run)], script=script, **more)
+    given = run_input(run=run, **{"messages": [said(run, run)], "script": script, **more})
     return await ada.watch(given)
 
 

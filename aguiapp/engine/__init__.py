@@ -24,6 +24,7 @@ __all__ = [
     "Started",
     "cancel",
     "current",
+    "expect_reader",
     "gap",
     "heal",
     "join",
@@ -51,6 +52,8 @@ class Request:
     actor: str
     user: Any = None
     thread_key: Any = None
+    #: Whether they may stop the run that is in their way, where the agent lets turns take over.
+    may_cancel: bool = True
     mode: str = "sse"
     transport: str = "http"
 
@@ -74,7 +77,7 @@ async def start(request: Request) -> Started:
     engine = current()
     if engine.draining:
         raise Draining
-    engine.wake()
+    engine.listen()
     agent = agents.get(request.agent)
     await agent.check_ready()
     work = engine.begin(_start(engine, agent, request), "aguiapp start")
@@ -83,8 +86,11 @@ async def start(request: Request) -> Started:
 
 
 async def _start(engine: Engine, agent: agents.Agent, request: Request) -> Started:
-    inline = conf.get().WRITER == "inline"
-    busy = "reject" if inline else agent.settings.BUSY
+    busy = agent.settings.BUSY
+    if not engine.serving:
+        busy = "reject"
+    elif busy == "interrupt" and not request.may_cancel:
+        busy = "enqueue"
     opened = await _open(engine, request, busy)
     run, thread = opened.run, opened.thread
     if opened.next is not None:
@@ -92,13 +98,14 @@ async def _start(engine: Engine, agent: agents.Agent, request: Request) -> Start
     if run.offset is None:
         feed.current().announce(thread.pk)
         if opened.active is not None and busy == "interrupt":
+            # Word of it stands with the run already; this is only quicker.
             engine.spawn(cancel(opened.active, request.actor), "aguiapp interrupt")
         return Started(thread, run, attached=opened.attached)
     if opened.attached:
-        unlogged = await store.call(turns.heal, run, request.input)
+        unlogged = await store.call(turns.restated, run, request.input)
         return Started(thread, run, attached=True, unlogged=unlogged)
     begun = await turns.begin(engine, run, request.input, request.user)
-    if inline:
+    if conf.get().WRITER == "inline":
         await begun.task
     return Started(thread, run, unlogged=begun.unlogged, task=begun.task)
 
@@ -145,7 +152,12 @@ def _opening(request: Request, busy: str) -> store.Opening:
 
 async def heal(run: Run, given: dict[str, Any]) -> list[protocol.Event]:
     """What somebody who posted that input is shown ahead of the run, once it has its place."""
-    return await store.call(turns.heal, run, given)
+    return await store.call(turns.restated, run, given)
+
+
+def expect_reader(thread_id: int) -> None:
+    """Somebody who may speak is about to read that thread."""
+    current().attendance.expect(thread_id)
 
 
 def reading(thread_id: int) -> AbstractContextManager[None]:
@@ -200,7 +212,6 @@ def run_now(agent: str, input: dict[str, Any], *, user: Any, scope: str | None =
 
     async def whole() -> Run:
         started = await start(request)
-        current().draining = True  # its loop ends with this run, so it takes no other
         if started.task is not None:
             await started.task
         return await store.call(store.refresh, started.run)

@@ -136,6 +136,8 @@ class Driver:
 
     def stop(self, reason: str, note: str = "") -> None:
         """End the run: "cancelled", or the code of an error such as "shutdown"."""
+        if self._recorder.terminal is not None:
+            return
         if note and not self._stop:
             self._recorder.find("stopped", note)
         self._stop = self._stop or reason
@@ -224,7 +226,11 @@ class Driver:
         assert agent is not None  # noqa: S101
         while not (agent.done() or self._recorder.terminal or self._stopped()):
             self._wake.clear()
-            await self._wake.wait()
+            try:
+                async with asyncio.timeout(self.patience.remaining()):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._stop = self.patience.overdue()
         if self._recorder.terminal is not None or agent.done():
             return
         patience = conf.get().CANCEL_SECONDS

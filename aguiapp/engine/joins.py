@@ -24,11 +24,11 @@ def join(thread: Thread, messages: Sequence[dict[str, Any]] = (), *, at: int | N
     found = store.snapshot(thread, at)
     fold, position = found.fold, found.position
     last = store.run_at(thread.pk, position - 1) if position else None
-    if last is None:
-        return Join([], position, store.run_at(thread.pk, position))
-    prologue = protocol.join(fold, _run_started(thread, last), messages)
-    goes_on = fold.trace["phase"] == RUNNING
-    return Join(prologue, position, last if goes_on else store.run_at(thread.pk, position))
+    prologue = protocol.join(fold, _run_started(thread, last), messages) if last else []
+    if last is not None and fold.trace["phase"] == RUNNING:
+        return Join(prologue, position, last)
+    position = store.first_kept(thread.pk, position)  # what follows may be kept no more
+    return Join(prologue, position, store.run_at(thread.pk, position))
 
 
 class Gap(NamedTuple):
@@ -65,17 +65,15 @@ def gap(thread: Thread, after: int, run: Run | None = None) -> Gap | None:
 
 def _prologue(thread: Thread, kept: int) -> list[protocol.Event]:
     """The thread at a position where a gap ends, as far as it is known."""
-    joined = join(thread, at=kept)
     run = store.run_at(thread.pk, kept)
-    cut = run is not None and (run.offset or 0) < kept
-    if run is not None and cut and joined.position < kept:
-        # The gap ends within a run of which nothing before is known: it goes on all the same.
-        started = {"type": "RUN_STARTED", **_ids(thread, run)}
-        return [*join(thread, at=run.offset).prologue, started]
-    if joined.prologue:
-        return joined.prologue
-    ids = {"threadId": thread.thread_id, "runId": f"before-{kept + 1}"}
-    started = {"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}
+    within = run is not None and (run.offset or 0) < kept
+    if run is not None and within and store.snapshot(thread, kept).position < kept:
+        # Nothing is known of the run before: it goes on all the same.
+        return [*join(thread, at=run.offset).prologue, _started(thread, run)]
+    if prologue := join(thread, at=kept).prologue:
+        return prologue
+    started = {**_started(thread, None), "runId": f"before-{kept + 1}"}
+    ids = {"threadId": thread.thread_id, "runId": started["runId"]}
     return [started, {"type": "RUN_FINISHED", **ids, "outcome": {"type": "success"}}]
 
 
@@ -85,9 +83,9 @@ def _run_started(thread: Thread, run: Run) -> dict[str, Any]:
         event = json.loads(row.payload)
         if isinstance(event, dict) and event.get("type") == "RUN_STARTED":
             return event
-    return _ids(thread, run)
+    return _started(thread, run)
 
 
-def _ids(thread: Thread, run: Run) -> dict[str, Any]:
-    version = {"protocolVersion": protocol.PROTOCOL_VERSION}
-    return {"threadId": thread.thread_id, "runId": run.run_id, **version}
+def _started(thread: Thread, run: Run | None) -> dict[str, Any]:
+    ids = {"threadId": thread.thread_id, "runId": run.run_id if run else ""}
+    return {"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}

@@ -68,7 +68,7 @@ def read(thread: Thread, run: Run, given: dict[str, Any]) -> Opening:
         given,
         rules,
         fresh=last is None,
-        known_states=store.earlier_state_hashes(thread.pk),
+        known_states=store.earlier_state_hashes(run),
     )
     unlogged: list[protocol.Event] = []
     if merged.heal and last is not None:

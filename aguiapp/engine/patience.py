@@ -7,7 +7,7 @@ import time
 from aguiapp import conf
 
 #: A reader who comes back within this many seconds never left: a socket changes, a page moves on.
-SETTLE_SECONDS = 0.8
+SETTLE_SECONDS = 0.5
 #: Answers that are read as they are written; a run that nobody was to read is not deserted.
 READ_MODES = frozenset({"sse", "proto", "json", "ws"})
 
@@ -37,6 +37,12 @@ class Patience:
     def heard(self) -> None:
         """The agent sent an event, of whatever kind."""
         self._heard = time.monotonic()
+
+    def remaining(self) -> float | None:
+        """Seconds until the next limit could pass; None when there is none."""
+        ends = [self._began + self._total] if self._total else []
+        ends += [self._heard + self._idle] if self._idle else []
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def overdue(self, late: float = 0.0) -> str:
         """The code of the limit that passed at least `late` seconds ago; "" when none did."""

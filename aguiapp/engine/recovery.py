@@ -12,7 +12,7 @@ from aguiapp.agents import new_id
 from aguiapp.engine import endings, opening
 from aguiapp.engine.clock import moment, now_ms
 from aguiapp.engine.history import state_hash
-from aguiapp.errors import RUN_ERROR_CODES, Fenced, StaleHistory
+from aguiapp.errors import RUN_ERROR_CODES, Fenced
 from aguiapp.models import Run
 
 logger = logging.getLogger("aguiapp.run")
@@ -23,11 +23,15 @@ SENTENCES = {
     "run_timeout": "This took too long and was stopped.",
     "idle_timeout": "Nothing came for too long, so this was stopped.",
     "stale_history": "The conversation moved on before this edit's turn came. Please try again.",
+    "forbidden": "You may not speak here any more.",
     "agent_not_ready": "The agent was not ready. Please try again.",
     "store_failed": "The run could not be stored and was stopped.",
     "agent_failed": "Something went wrong while answering.",
     "incomplete": "The agent stopped before it was finished.",
 }
+
+#: Ends of turns whose messages never became part of the thread.
+UNHEARD = frozenset({"stale_history", "forbidden"})
 
 
 def terminal(run: Run, *, status: str, code: str = "", message: str = "") -> endings.Terminal:
@@ -102,7 +106,7 @@ def end_stored(
     stored = _Stored(store.snapshot(run.thread, at=run.offset).folder)
     stored.read(run)
     if not stored.seq:
-        for event in _beginning(run):
+        for event in _beginning(run, echoes=code not in UNHEARD):
             stored.write(event)
     owed = terminal(run, status=status, code=code)
     events = list(endings.closing(stored.verifier, owed, new_id))
@@ -119,17 +123,18 @@ def end_stored(
     return store.finish(run.pk, token, stored.rows, stored.bytes, ending, next_token=next_token)
 
 
-def _beginning(run: Run) -> list[protocol.Event]:
+def _beginning(run: Run, *, echoes: bool) -> list[protocol.Event]:
     """What the run would have written first, from its stored input."""
     ids = {"threadId": run.thread.thread_id, "runId": run.run_id}
+    bare = [{"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}]
+    if not echoes:
+        return bare
     try:
         given = protocol.parse_input(store.rebuild_input(run), max_depth=conf.get().JSON_DEPTH)
         return opening.read(run.thread, run, given).events
-    except StaleHistory:
-        pass
     except Exception:  # whatever is wrong with its input, the run must end
         logger.exception("the run's input could not be read run=%s", run.key)
-    return [{"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}]
+        return bare
 
 
 @dataclass(frozen=True)
@@ -157,15 +162,13 @@ def take_over(run: Run, *, status: str, code: str = "", promotes: bool = False) 
     return Ended(run, following)
 
 
-def sweep(*, promotes: bool = False) -> list[Ended]:
-    """End every run whose process is gone; returns those that this call ended."""
+def sweep() -> list[Run]:
+    """End every run whose process is gone, for commands; returns those that this call ended."""
     ended = []
     for run in store.abandoned():
         try:
-            found = take_over(run, status=Run.Status.ERROR, code="orphaned", promotes=promotes)
+            if take_over(run, status=Run.Status.ERROR, code="orphaned"):
+                ended.append(run)
         except Exception:  # one run that cannot be ended must not keep the others
             logger.exception("run could not be ended run=%s", run.key)
-        else:
-            if found is not None:
-                ended.append(found)
     return ended

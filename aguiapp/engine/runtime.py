@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -27,6 +27,8 @@ class Engine:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.drivers: dict[int, Driver] = {}
+        #: Whether requests are served here; a loop that only runs one agent drives no other runs.
+        self.serving = False
         self.draining = False
         self.loop = loop
         self.attendance = Attendance(self.spawn)
@@ -44,7 +46,7 @@ class Engine:
 
     def promotes(self) -> bool:
         """Whether this engine drives the runs that wait for their turn."""
-        return not self.draining and conf.get().WRITER == "group"
+        return self.serving and not self.draining and conf.get().WRITER == "group"
 
     def turnstile(self, thread: Any) -> asyncio.Lock:
         """Who opens a run on that thread passes one by one."""
@@ -54,8 +56,12 @@ class Engine:
         return lock
 
     def adopt(self, run: Run) -> None:
-        """Drive a run that has been promoted for this process."""
-        self.begin(turns.adopt(self, run), f"aguiapp turn {run.key}")
+        """Drive a run that has been promoted for this process, or let others do so."""
+        name = f"aguiapp turn {run.key}"
+        if self.promotes():
+            self.begin(turns.adopt(self, run), name)
+        else:
+            self.begin(store.call(store.give_back, run), name)
 
     def begin(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """A task that is about to drive a run: a stopping process waits for it."""
@@ -66,15 +72,11 @@ class Engine:
 
     async def overrule(self, run: Run, *, status: str, code: str = "") -> None:
         """End a run that this engine does not drive, and drive the one that follows it."""
-        self._take_in(
-            await store.call(
-                recovery.take_over, run, status=status, code=code, promotes=self.promotes()
-            )
+        ended = await store.call(
+            recovery.take_over, run, status=status, code=code, promotes=self.promotes()
         )
-
-    def _take_in(self, ended: recovery.Ended | None) -> None:
         if ended is not None:
-            feed.current().announce(ended.run.thread_id)
+            feed.current().announce(run.thread_id)
             if ended.following is not None:
                 self.adopt(ended.following)
 
@@ -94,9 +96,14 @@ class Engine:
         """Start what every serving process does: sweep, and listen for SIGTERM."""
         if self.draining or conf.get().WRITER == "inline":
             return
+        self.serving = True
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = self.spawn(self._sweep(), "aguiapp sweeper")
-        if not self._signals_installed:
+        self.listen()
+
+    def listen(self) -> None:
+        """Drain on SIGTERM."""
+        if not self._signals_installed and conf.get().WRITER == "group":
             self._signals_installed = True
             signals.install(_engines.values)
 
@@ -124,13 +131,13 @@ class Engine:
             self.adopt(driver.following)
 
     async def _sweep(self) -> None:
+        """End what other processes lost, start the turns that nobody drives, one by one."""
         while not self.draining:
             try:
-                for ended in await store.call(recovery.sweep, promotes=True):
-                    self._take_in(ended)
+                for run in await store.call(store.abandoned):
+                    await self._apart(self._end_lost, run)
                 for thread_id in await store.call(store.claimable):
-                    if (run := await store.call(store.claim, thread_id)) is not None:
-                        self.adopt(run)
+                    await self._apart(self._claim, thread_id)
                 if agents.heed_readers():
                     await store.call(store.watchers.forget)
             except Exception as error:
@@ -138,13 +145,26 @@ class Engine:
             self.attendance.renew()
             await asyncio.sleep(conf.get().SWEEP_SECONDS)
 
+    async def _apart(self, work: Callable[[Any], Coroutine[Any, Any, None]], subject: Any) -> None:
+        """A part of the sweep that a stopping process waits for; its failure keeps no other."""
+        if self.draining:
+            return
+        try:
+            await asyncio.shield(self.begin(work(subject), "aguiapp sweep"))
+        except Exception as error:
+            logger.warning("sweep failed for %s: %s", subject, error)
+
+    async def _end_lost(self, run: Run) -> None:
+        await self.overrule(run, status=Run.Status.ERROR, code="orphaned")
+
+    async def _claim(self, thread_id: int) -> None:
+        if (run := await store.call(store.claim, thread_id)) is not None:
+            self.adopt(run)
+
     async def _poll(self) -> None:
-        """What befalls our runs from outside: commands, the clock, readers who leave."""
+        """What befalls our runs from outside: commands, and readers who leave."""
         while self.drivers:
             await asyncio.sleep(conf.get().COMMAND_SECONDS)
-            for driver in list(self.drivers.values()):
-                if code := driver.patience.overdue():
-                    driver.stop(code)
             try:
                 for command in await store.call(store.pending_commands, list(self.drivers)):
                     self.obey(command)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aguiapp import agents, conf, feed, protocol, store
-from aguiapp.engine import history, opening, recovery
+from aguiapp.engine import history, joins, opening, recovery
 from aguiapp.engine.driver import Driver
 from aguiapp.engine.leases import leases
 from aguiapp.engine.opening import Prepared
-from aguiapp.errors import AgentNotReady, NotFound, StaleHistory
+from aguiapp.errors import AgentNotReady, AguiError, Fenced, Forbidden, NotFound, StaleHistory
 from aguiapp.models import Run
 
 if TYPE_CHECKING:
     from aguiapp.engine.runtime import Engine
 
 logger = logging.getLogger("aguiapp.run")
+
+
+#: A preparation that took longer is asked whether the run is still ours.
+LONG_SECONDS = 0.3
 
 
 class Begun(NamedTuple):
@@ -37,7 +43,7 @@ async def begin(
     leases.hold(run)
     try:
         agent = agents.get(run.agent)
-        begun = await store.call(opening.read, run.thread, run, given)
+        begun = await store.call(_read, run, given)
         driver = Driver(_prepared(run, agent, given, user, begun), promotes=engine.promotes)
     except BaseException as error:
         await end(engine, run, _code(error))
@@ -45,6 +51,15 @@ async def begin(
     if overtaken:
         driver.stop(Run.Status.CANCELLED)
     return Begun(engine.drive(driver), begun.unlogged)
+
+
+def _read(run: Run, given: dict[str, Any]) -> opening.Opening:
+    """How the run begins; raises Fenced when it was ended from outside while that was found out."""
+    began = time.monotonic()
+    begun = opening.read(run.thread, run, given)
+    if time.monotonic() - began > LONG_SECONDS and not store.holds(run):
+        raise Fenced
+    return begun
 
 
 def _prepared(
@@ -72,20 +87,32 @@ async def adopt(engine: Engine, run: Run) -> None:
         await agents.get(run.agent).check_ready()
         given, overtaken = await store.call(_waiting, run)
     except Exception as error:
-        if not isinstance(error, AgentNotReady | NotFound):
+        if not isinstance(error, AguiError):
             logger.exception("queued run could not start run=%s", run.key)
         await end(engine, run, _code(error))
         return
     try:
         await begin(engine, run, given, run.user, overtaken=overtaken)
-    except StaleHistory:
-        pass  # the run says so
+    except AguiError:
+        pass  # the run says so, or belongs to somebody else by now
     except Exception:
         logger.exception("queued run could not start run=%s", run.key)
 
 
+def _anybody(run: Run) -> bool:
+    return True
+
+
+#: Whether who asked for a run may still speak on its thread; the app sets it when it is ready.
+permits: Callable[[Run], bool] = _anybody
+
+
 def _waiting(run: Run) -> tuple[dict[str, Any], bool]:
     """The input of a run that waited, and whether a turn that interrupts came meanwhile."""
+    if not store.holds(run):
+        raise Fenced
+    if not permits(run):
+        raise Forbidden
     text = store.rebuild_input(run)
     given = protocol.parse_input(text, max_depth=conf.get().JSON_DEPTH)
     later = store.queued(run.thread_id).filter(pk__gt=run.pk)
@@ -97,13 +124,16 @@ def _interrupts(name: str) -> bool:
 
 
 def _code(error: BaseException) -> str:
-    if isinstance(error, StaleHistory):
+    if isinstance(error, StaleHistory | Forbidden | Fenced):
         return error.code
     return "agent_not_ready" if isinstance(error, AgentNotReady | NotFound) else "agent_failed"
 
 
 async def end(engine: Engine, run: Run, code: str) -> None:
     """End a run of ours that was never driven."""
+    if code == Fenced.code:
+        leases.drop(run)
+        return
     try:
         following = await store.call(
             recovery.end_stored,
@@ -123,9 +153,15 @@ async def end(engine: Engine, run: Run, code: str) -> None:
         engine.adopt(following)
 
 
-def heal(run: Run, given: dict[str, Any]) -> list[protocol.Event]:
-    """What somebody who posted that input is shown ahead of the run; blocks on the database."""
+def restated(run: Run, given: dict[str, Any]) -> list[protocol.Event]:
+    """What somebody who posted that input is shown ahead of the run: what it lacks of the thread.
+
+    Of a run that is kept no more from its beginning it is told what is missing instead. Blocks on
+    the database.
+    """
     found = store.refresh(run)
+    if (missing := joins.gap(found.thread, found.offset or 0, found)) is not None:
+        return missing.marked
     try:
         return opening.read(found.thread, found, given).unlogged
     except StaleHistory:  # the run says so

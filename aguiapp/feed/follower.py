@@ -7,8 +7,12 @@ from collections.abc import AsyncGenerator, Sequence
 
 from aguiapp import conf, store
 from aguiapp.feed.batches import Batch, cursor
+from aguiapp.feed.bell import Bell
 from aguiapp.feed.loop import Feed, current
 from aguiapp.models import Run, Thread
+
+#: Who waits for a turn looks at its row no more often, however busy the thread is.
+LOOK_SECONDS = 0.25
 
 
 class Pruned(Exception):
@@ -19,16 +23,19 @@ class Follower:
     """Every event of a thread behind a position, in order, live: the one source of all readers.
 
     With `run` it covers that run alone and ends with its terminal event (`finished`). It never
-    leaves a run before it delivered that run's terminal event.
+    leaves a run before it delivered that run's terminal event. What was pruned is left out only
+    before its first event, and `strict` ones not even there.
     """
 
-    def __init__(self, thread: Thread, after: int, run: Run | None = None) -> None:
+    def __init__(
+        self, thread: Thread, after: int, run: Run | None = None, *, strict: bool = False
+    ) -> None:
         self.thread = thread
         self._only = run
         self._after = after
         self._current: int | None = None
         self._offset = 0
-        self._began = False
+        self._began = strict
         self.position = after
         self.finished = False
         if run is not None:
@@ -89,11 +96,24 @@ class Follower:
                 if feed.closing:
                     return
                 patience = max(0.0, quiet_since + idle - loop.time())
-                if self.waits:  # nothing in the log shows that a turn was withdrawn
-                    patience = min(patience, conf.get().POLL_SECONDS)
-                if not await bell.wait(seen, patience) and loop.time() >= quiet_since + idle:
+                if self.waits:
+                    await self._queue(bell, min(patience, conf.get().POLL_SECONDS), feed)
+                else:
+                    await bell.wait(seen, patience)
+                if loop.time() >= quiet_since + idle:
                     quiet_since = loop.time()
                     yield None
+
+    async def _queue(self, bell: Bell, patience: float, feed: Feed) -> None:
+        """Wait for the turn of a run. The bell rings for every commit of those before it."""
+        assert self.run is not None  # noqa: S101
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while (now := loop.time()) < begun + patience and self.run.pk not in feed.tails:
+            rang = await bell.wait(bell.version, begun + patience - now)
+            if rang and self.run.pk not in feed.tails:
+                await asyncio.sleep(max(0.0, begun + LOOK_SECONDS - loop.time()))
+                return
 
     def _is_over(self) -> bool:
         return self.finished
@@ -132,7 +152,8 @@ class Follower:
         after = self.position - self._offset
         rows = await store.call(store.deliverable, self._current, self._offset, after, limit)
         if not rows:
-            return []
+            moved = await self._check_end(self._current)
+            return await self._stored(limit) if moved and not self.finished else []
         self._keep(self._offset + rows[0].seq - 1)
         types = [row.type for row in rows]
         return [
@@ -143,6 +164,18 @@ class Follower:
                 [row.payload for row in rows],
             )
         ]
+
+    async def _check_end(self, run_id: int) -> bool:
+        """Whether no event will come where none is: the run was pruned meanwhile."""
+        run = await store.call(store.refresh_by_id, run_id)
+        pruned_to = self._offset + run.pruned_to
+        if pruned_to <= self.position:
+            return False
+        self._keep(pruned_to)
+        if run.ended and self.position >= self._offset + run.last_seq:
+            self.finished = self._only is not None
+            self._current = None
+        return True
 
     async def _find(self) -> bool:
         """The run to read from now on; False while there is none."""

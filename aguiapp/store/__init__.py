@@ -6,7 +6,7 @@ Everything here is synchronous and blocks on the database; `call` takes it off t
 from aguiapp.store import watchers
 from aguiapp.store.inputs import digest, rebuild as rebuild_input
 from aguiapp.store.lease import new_token
-from aguiapp.store.queue import claim, claimable, open_interrupts, queued, withdraw
+from aguiapp.store.queue import claim, claimable, give_back, open_interrupts, queued, withdraw
 from aguiapp.store.reads import (
     Mark,
     Stored,
@@ -37,9 +37,11 @@ from aguiapp.store.runs import (
     command,
     earlier_state_hashes,
     finish,
+    holds,
     open_run,
     pending_commands,
     refresh,
+    refresh_by_id,
     renew,
     take,
 )
@@ -75,6 +77,8 @@ __all__ = [
     "executor",
     "finish",
     "first_kept",
+    "give_back",
+    "holds",
     "last_seq",
     "marks",
     "new_token",
@@ -88,6 +92,7 @@ __all__ = [
     "readable",
     "rebuild_input",
     "refresh",
+    "refresh_by_id",
     "renew",
     "run_at",
     "run_by_key",

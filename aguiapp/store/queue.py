@@ -5,15 +5,19 @@ Everything here that changes a run's place happens under the lock of its thread.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Now
 
 from aguiapp import conf
 from aguiapp.errors import QueueFull
 from aguiapp.models import Run, Thread
-from aguiapp.store import lease, reads, sql
+from aguiapp.store import inputs, lease, reads, sql
+
+#: Ends that say what is open from then on; after an error it is what was open before.
+ENDS = (Run.Status.SUCCESS, Run.Status.CANCELLED, Run.Status.INTERRUPT)
 
 
 def queued(thread_id: int) -> QuerySet[Run]:
@@ -31,8 +35,7 @@ def check_room(thread_id: int) -> None:
 
 def open_interrupts(thread_id: int) -> list[dict[str, Any]]:
     """The interrupts that wait for an answer: an error keeps them, any other end replaces them."""
-    ends = (Run.Status.SUCCESS, Run.Status.CANCELLED, Run.Status.INTERRUPT)
-    last = reads.placed_runs(thread_id).filter(status__in=ends).order_by("-offset", "-pk").first()
+    last = reads.placed_runs(thread_id).filter(status__in=ENDS).order_by("-offset", "-pk").first()
     if last is None or last.status != Run.Status.INTERRUPT:
         return []
     return list((last.outcome or {}).get("interrupts") or [])
@@ -46,19 +49,38 @@ def pending_calls(thread_id: int) -> set[str]:
     return set((last.outcome or {}).get("pendingToolCallIds") or [])
 
 
+def _next(thread_id: int) -> Run | None:
+    """Whose turn it is: while a frontend call is pending, the one's that answers it."""
+    turns = queued(thread_id).select_related("thread", "user")
+    if not turns.exists() or open_interrupts(thread_id):
+        return None
+    if pending := pending_calls(thread_id):
+        return next((run for run in turns if pending & _answers(run)), None)
+    return turns.first()
+
+
+def _answers(run: Run) -> set[str]:
+    """The calls that a waiting turn answers."""
+    messages = json.loads(inputs.rebuild(run)).get("messages", ())
+    return {message["toolCallId"] for message in messages if message["role"] == "tool"}
+
+
 def promote(thread_id: int, token: int) -> Run | None:
     """Give the thread's free slot to the next turn, held by this process with that token.
 
     None when no turn waits, or an answer must come first. Inside a transaction that holds the
     thread's lock and found the slot free.
     """
-    while (run := queued(thread_id).select_related("thread", "user").first()) is not None:
-        if open_interrupts(thread_id) or pending_calls(thread_id):
+    runs = Run.objects.using(sql.database())
+    while (run := _next(thread_id)) is not None:
+        # Somebody who holds its row must not hold up the end of the run before it.
+        free = runs.select_for_update(skip_locked=True).filter(pk=run.pk)
+        if free.values_list("status", flat=True).first() is None:
             return None
         run.offset = reads.end_position(thread_id)
         run.status = Run.Status.RUNNING
         run.lease_owner, run.lease_token = lease.owner(), token
-        waiting = Run.objects.using(sql.database()).filter(pk=run.pk, status=Run.Status.QUEUED)
+        waiting = runs.filter(pk=run.pk, status=Run.Status.QUEUED)
         if waiting.update(
             offset=run.offset,
             status=run.status,
@@ -69,6 +91,25 @@ def promote(thread_id: int, token: int) -> Run | None:
         ):
             return run
     return None
+
+
+def give_back(run: Run) -> bool:
+    """Let a promoted run wait again that nobody began; False when it is not ours any more."""
+    found = sql.connection()
+    with sql.writing(found):
+        ours = Run.objects.using(found.alias).filter(
+            pk=run.pk, status=Run.Status.RUNNING, lease_token=run.lease_token
+        )
+        return bool(
+            ours.update(
+                status=Run.Status.QUEUED,
+                offset=None,
+                lease_owner="",
+                lease_token=None,
+                lease_expires=None,
+                started_at=None,
+            )
+        )
 
 
 def claim(thread_id: int) -> Run | None:
@@ -88,11 +129,20 @@ def promoted(token: int) -> Run | None:
 
 
 def claimable() -> list[int]:
-    """Threads whose slot is free and where somebody waits; an answer may have to come first."""
+    """Threads whose slot is free and where somebody waits.
+
+    Not those that wait for the answer to an interrupt; a pending call may be answered by a turn
+    that waits, which `claim` finds out.
+    """
     runs = Run.objects.using(sql.database())
     active = runs.filter(thread_id=OuterRef("thread_id"), status=Run.Status.RUNNING)
     waiting = runs.filter(~Exists(active), status=Run.Status.QUEUED)
-    return list(waiting.order_by().values_list("thread_id", flat=True).distinct())
+    threads = list(waiting.order_by().values_list("thread_id", flat=True).distinct())
+    ended = runs.filter(thread_id=OuterRef("pk"), offset__isnull=False, status__in=ENDS)
+    newest = ended.order_by("-offset", "-pk").values("status")[:1]
+    last = Thread.objects.using(sql.database()).filter(pk__in=threads)
+    statuses = last.annotate(last=Subquery(newest)).values_list("pk", "last")
+    return [pk for pk, status in statuses if status != Run.Status.INTERRUPT]
 
 
 def withdraw(run_id: int) -> bool:

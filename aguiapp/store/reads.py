@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db.models import BigIntegerField, Func, Max, OuterRef, QuerySet, Subquery
+from django.db.models import BigIntegerField, F, Func, Max, OuterRef, Q, QuerySet, Subquery
 
 from aguiapp import conf, protocol
 from aguiapp.models import Run, RunEvent, Thread
@@ -108,12 +108,17 @@ def run_at(thread_id: int, after: int, run_id: int | None = None) -> Run | None:
 
 def first_kept(thread_id: int, after: int) -> int:
     """The position behind which events are kept: `after`, or the end of a gap that begins there."""
-    while (run := run_at(thread_id, after)) is not None and run.offset is not None:
-        pruned_to = run.offset + run.pruned_to
-        if pruned_to <= after:
-            break
-        after = pruned_to
-    return after
+    runs = placed_runs(thread_id)
+    holder = runs.filter(offset__lte=after).order_by("-offset", "-pk").first()
+    since = runs if holder is None else runs.filter(offset__gte=holder.offset)
+    behind = since.annotate(end=F("offset") + F("last_seq")).filter(
+        Q(end__gt=after) | Q(status=Run.Status.RUNNING)
+    )
+    kept = behind.filter(Q(pruned_to__lt=F("last_seq")) | Q(status=Run.Status.RUNNING)).first()
+    if kept is not None and kept.offset is not None:
+        return max(after, kept.offset + kept.pruned_to)
+    last = behind.last()  # all that follows is gone
+    return after if last is None or last.offset is None else last.offset + last.last_seq
 
 
 def run_by_key(thread_id: int, key: uuid.UUID) -> Run | None:

@@ -42,7 +42,8 @@ class Opening:
     user_id: Any = None
     actor: str = ""
     parent_run: str = ""
-    #: What becomes of the post while another run is active: reject, enqueue or interrupt.
+    #: What becomes of the post while another run is active: reject, enqueue, or interrupt, which
+    #: also cancels that run.
     busy: str = "reject"
     #: Interrupts and frontend calls that the post answers.
     resume: frozenset[str] = frozenset()
@@ -140,6 +141,8 @@ def _open(alias: str, opening: Opening) -> Opened:
         return Opened(thread, _create(alias, thread, opening, offset=end, **holder, **times))
     _check_may_wait(thread, opening, active)
     run = _create(alias, thread, opening, status=Run.Status.QUEUED)
+    if active is not None and opening.busy == "interrupt":
+        _leave_word(alias, active, Command.Kind.CANCEL, opening.actor)
     following = queue.promote(thread.pk, opening.next_token) if active is None else None
     return Opened(thread, run, next=following, active=active)
 
@@ -239,6 +242,10 @@ class Ending:
     first_event_at: datetime | None = None
 
 
+#: How often a run's end is written when its connection breaks; who asked may go on after that.
+FINISH_ATTEMPTS = 3
+
+
 def finish(
     run_id: int,
     token: int,
@@ -257,14 +264,21 @@ def finish(
     same.
     """
     found = sql.connection()
-    try:
-        with sql.writing(found):
-            thread_id = _finish(found, run_id, token, rows, total_bytes, ending)
-            return queue.promote(thread_id, next_token) if next_token else None
-    except Fenced:
-        if not (again and _ended_with(run_id, rows[-1].seq, ending.status)):
-            raise
-        return queue.promoted(next_token) if next_token else None
+    for attempt in range(FINISH_ATTEMPTS):
+        try:
+            with sql.writing(found):
+                thread_id = _finish(found, run_id, token, rows, total_bytes, ending)
+                return queue.promote(thread_id, next_token) if next_token else None
+        except Fenced:
+            if not ((again or attempt) and _ended_with(run_id, rows[-1].seq, ending.status)):
+                raise
+            return queue.promoted(next_token) if next_token else None
+        except (OperationalError, InterfaceError) as error:
+            last = attempt == FINISH_ATTEMPTS - 1
+            if last or found.in_atomic_block or sql.is_locked(error):
+                raise
+            sql.discard_if_broken()  # its COMMIT may have arrived all the same
+    raise AssertionError("unreachable")
 
 
 def _finish(
@@ -343,6 +357,12 @@ def abandoned() -> list[Run]:
     return [run for run in running if run.pk in late or lease.is_dead(run.lease_owner)]
 
 
+def holds(run: Run) -> bool:
+    """Whether the run's token, as we know it, still stands."""
+    runs = Run.objects.using(sql.database())
+    return runs.filter(pk=run.pk, lease_token=run.lease_token).exists()
+
+
 def take(run: Run) -> int | None:
     """Become the holder of a run, to end it; None when somebody was faster."""
     token = lease.new_token()
@@ -366,9 +386,13 @@ def command(run: Run, kind: str, actor: str, payload: str = "") -> Command:
     """Leave word for the process that drives the run."""
     found = sql.connection()
     with sql.writing(found):
-        return Command.objects.using(found.alias).create(
-            thread_id=run.thread_id, run=run, kind=kind, actor=actor, payload=payload
-        )
+        return _leave_word(found.alias, run, kind, actor, payload)
+
+
+def _leave_word(alias: str, run: Run, kind: str, actor: str, payload: str = "") -> Command:
+    return Command.objects.using(alias).create(
+        thread_id=run.thread_id, run=run, kind=kind, actor=actor, payload=payload
+    )
 
 
 def pending_commands(run_ids: Sequence[int]) -> list[Command]:
@@ -379,12 +403,18 @@ def pending_commands(run_ids: Sequence[int]) -> list[Command]:
     return list(waiting.order_by("pk"))
 
 
-def earlier_state_hashes(thread_id: int) -> set[str]:
-    """Hashes of the folded state at the end of each run of the thread."""
-    hashes = reads.placed_runs(thread_id).exclude(fold_hash="")
+def earlier_state_hashes(run: Run) -> set[str]:
+    """Hashes of the folded state at the end of each run of the thread before this one."""
+    before = reads.placed_runs(run.thread_id).filter(offset__lt=run.offset)
+    hashes = before.exclude(pk=run.pk).exclude(fold_hash="")
     return set(hashes.values_list("fold_hash", flat=True))
 
 
 def refresh(run: Run) -> Run:
     """The run's row as it stands now."""
-    return Run.objects.using(sql.database()).get(pk=run.pk)
+    return refresh_by_id(run.pk)
+
+
+def refresh_by_id(run_id: int) -> Run:
+    """See refresh()."""
+    return Run.objects.using(sql.database()).get(pk=run_id)

@@ -205,7 +205,7 @@ async def test_a_machine_that_is_gone_is_known_by_its_lease_alone(w: World, late
     runs = Run.objects.filter(pk=opened.run.pk)
     await runs.aupdate(lease_owner="elsewhere 7 boot 9", lease_expires=expires)
     swept = await store.call(recovery.sweep)
-    assert [over.run.pk for over in swept] == ([opened.run.pk] if late else [])
+    assert [over.pk for over in swept] == ([opened.run.pk] if late else [])
     assert (await runs.aget()).status == ("error" if late else "running")
     assert await store.call(recovery.sweep) == []
 
@@ -236,7 +236,7 @@ def test_a_run_that_was_claimed_and_never_begun_is_ended(
 ) -> None:
     crashed(database_url, f"user:{w.ada.user.pk}")
     run = Run.objects.get()
-    assert [over.run.pk for over in recovery.sweep()] == [run.pk]
+    assert [over.pk for over in recovery.sweep()] == [run.pk]
     assert recovery.sweep() == []
     events = [json.loads(payload) for payload in rows_of(str(run.key))]
     legal(events)

@@ -18,7 +18,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         dry = options["dry_run"]
-        runs = store.abandoned() if dry else [ended.run for ended in recovery.sweep()]
+        runs = store.abandoned() if dry else recovery.sweep()
         for run in runs:
             held = run.lease_owner or "nobody"
             self.stdout.write(f"{run.key} agent={run.agent} held by {held}")
