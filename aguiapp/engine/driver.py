@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -16,6 +16,7 @@ from django.db import InterfaceError, OperationalError
 from aguiapp import conf, feed, protocol, store
 from aguiapp.agents import RunContext
 from aguiapp.engine import recovery
+from aguiapp.engine.acting import Acting
 from aguiapp.engine.clock import moment, now_ms
 from aguiapp.engine.endings import fields_of
 from aguiapp.engine.history import state_hash
@@ -68,11 +69,10 @@ class Driver:
         self._limit = conf.get().UNCOMMITTED_BYTES
         self._stop: str = ""
         self._lost: Exception | None = None
-        self._failure: BaseException | None = None
         self._refused: Exception | None = None
         self._detail = ""
         self._wake = asyncio.Event()
-        self._agent: asyncio.Task[None] | None = None
+        self._agent: Acting | None = None
         self._terminal_row: tuple[int, str] | None = None
         self._slice_end = 0.0
         self._first_event: float | None = None
@@ -149,7 +149,7 @@ class Driver:
         """Run the agent to its end and end the run, whatever happens."""
         try:
             self._start()
-            self._agent = asyncio.create_task(self._play(), name=f"agent {self.run.key}")
+            self._agent = self._act()
             await self._wait_for_end()
             await self._end()
         except Exception:
@@ -161,6 +161,15 @@ class Driver:
             self._tail.close()
             self.done.set()
         await self._see_the_agent_off()
+
+    def _act(self) -> Acting:
+        run = RunContext(
+            input=self._prepared.input,
+            user=self._prepared.user,
+            thread=self.thread,
+            emitter=self,
+        )
+        return Acting(self._prepared.agent, run, self.emit, self._wake.set)
 
     def _start(self) -> None:
         for event in self._prepared.opening:
@@ -176,71 +185,31 @@ class Driver:
             elif self._lost is None:
                 self._writer.append(self.lane, row[0], row[1], created)
 
-    async def _play(self) -> None:
-        """The agent's whole life. Nothing it raises gets past here, not even SystemExit."""
-        run = RunContext(
-            input=self._prepared.input,
-            user=self._prepared.user,
-            thread=self.thread,
-            emitter=self,
-        )
-        try:
-            source = await self._prepared.agent.open(run)
-            if source is not None:
-                await self._pull(source)
-        except BaseException as error:
-            self._failure = error
-        finally:
-            self._wake.set()
-
-    async def _pull(self, source: AsyncIterator[Any]) -> None:
-        """Take what the agent yields; a cancellation reaches it wherever it is.
-
-        A generator that waits in its own code gets the CancelledError there. One whose event is
-        being recorded gets it at its `yield`, and may yield what tidies up.
-        """
-        throw = getattr(source, "athrow", None)
-        close = getattr(source, "aclose", None)
-        following = source.__anext__()
-        try:
-            while True:
-                try:
-                    event = await following
-                except StopAsyncIteration:
-                    return
-                try:
-                    await self.emit(event)
-                except asyncio.CancelledError as cancelled:
-                    if throw is None:
-                        raise
-                    following = throw(cancelled)
-                else:
-                    following = source.__anext__()
-        finally:
-            if close is not None:
-                await close()
-
     async def _wait_for_end(self) -> None:
         """Until the terminal is recorded, the agent returned, or somebody stops the run."""
         agent = self._agent
         assert agent is not None  # noqa: S101
-        while not (agent.done() or self._recorder.terminal or self._stopped()):
+        while not (agent.done or self._recorder.terminal or self._stopped()):
             self._wake.clear()
             try:
                 async with asyncio.timeout(self.patience.remaining()):
                     await self._wake.wait()
             except TimeoutError:
                 self._stop = self.patience.overdue()
-        if self._recorder.terminal is not None or agent.done():
+        if self._recorder.terminal is not None:
             return
-        patience = conf.get().CANCEL_SECONDS
+        seconds = conf.get().CANCEL_SECONDS
         if self._refused is not None:
             # The refusal unwinds the agent by itself; a cancellation would cut its `finally`.
-            await asyncio.wait([agent], timeout=patience)
-        if not agent.done():
+            await agent.wait(seconds)
+        if not agent.done:
             # A cancelled agent may still write for a moment; what comes later is a finding.
-            agent.cancel()
-            await asyncio.wait([agent], timeout=patience)
+            agent.tell()
+            await agent.wait(seconds)
+
+    @property
+    def _failure(self) -> BaseException | None:
+        return self._agent.failure if self._agent is not None else None
 
     def _stopped(self) -> bool:
         return bool(self._stop or self._lost or self._refused)
@@ -380,11 +349,10 @@ class Driver:
         if agent is None:
             return
         if self._stopped():
-            agent.cancel()
-        await asyncio.wait([agent], timeout=AFTERLIFE_SECONDS)
-        if not agent.done():
-            agent.cancel()
-            await asyncio.wait([agent])
+            agent.tell()
+        await agent.wait(AFTERLIFE_SECONDS)
+        if not agent.done:
+            await agent.end()
         if self._failure is not None and not self._stopped() and not self._detail:
             recorder.find("failed_after_terminal", type(self._failure).__name__)
         late = recorder.findings[self._noted :]
