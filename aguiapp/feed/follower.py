@@ -89,31 +89,26 @@ class Follower:
                     self._advance(batch)
                     quiet_since = loop.time()
                     yield batch
-                if batches or bell.version != seen:
+                if batches or (bell.version != seen and not self.waits):
                     continue
-                if self._is_over():
+                if feed.closing or self._is_over():
                     return
-                if feed.closing:
-                    return
-                patience = max(0.0, quiet_since + idle - loop.time())
-                if self.waits:
-                    await self._queue(bell, min(patience, conf.get().POLL_SECONDS), feed)
-                else:
-                    await bell.wait(seen, patience)
+                await self._rest(feed, bell, seen, quiet_since + idle)
                 if loop.time() >= quiet_since + idle:
                     quiet_since = loop.time()
                     yield None
 
-    async def _queue(self, bell: Bell, patience: float, feed: Feed) -> None:
-        """Wait for the turn of a run. The bell rings for every commit of those before it."""
-        assert self.run is not None  # noqa: S101
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        while (now := loop.time()) < begun + patience and self.run.pk not in feed.tails:
-            rang = await bell.wait(bell.version, begun + patience - now)
-            if rang and self.run.pk not in feed.tails:
-                await asyncio.sleep(max(0.0, begun + LOOK_SECONDS - loop.time()))
-                return
+    async def _rest(self, feed: Feed, bell: Bell, seen: int, until: float) -> None:
+        """Wait for a reason to look again, at most until then (in the loop's time)."""
+        patience = max(0.0, until - asyncio.get_running_loop().time())
+        if self._only is None or not self.waits:
+            await bell.wait(seen, patience)
+            return
+        # The bell rings for every commit of the runs before this one, but not when it is withdrawn
+        # in another process.
+        rang = await bell.wait(seen, min(patience, conf.get().POLL_SECONDS))
+        if rang and self._only.pk not in feed.tails:
+            await asyncio.sleep(LOOK_SECONDS)
 
     def _is_over(self) -> bool:
         return self.finished
