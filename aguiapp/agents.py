@@ -335,6 +335,8 @@ def agent(
     `ready` is asked before anything is stored and answers False to refuse (503); `capabilities`
     is declared as given. What is left out follows the settings.
     """
+    if not isinstance(name, str):  # a bare @agent
+        raise ImproperlyConfigured('an agent needs a name: @agent("support")')
     if not name or "/" in name:
         raise ImproperlyConfigured(f"{name!r} is no name for an agent: it stands in the URL")
     if history not in HISTORIES:

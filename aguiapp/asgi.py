@@ -10,7 +10,7 @@ from django.core.handlers.asgi import get_script_prefix
 from django.urls import Resolver404, resolve
 from django.utils import translation
 
-from aguiapp import views
+from aguiapp import engine, views
 from aguiapp.transports.http import HttpConsumer
 from aguiapp.transports.websocket import RunConsumer
 
@@ -30,6 +30,9 @@ def mount(django_application: Application, websocket: Application | None = None)
     http_consumer, run_consumer = HttpConsumer.as_asgi(), RunConsumer.as_asgi()
 
     async def application(scope: Any, receive: Any, send: Any) -> Any:
+        engine.current().wake()  # by whatever comes first, or lost runs would wait for our views
+        if scope["type"] == "lifespan":
+            return await _live(receive, send)
         if scope["type"] == "http":
             scope = {**scope, "aguiapp": True}
             if _view(scope) in STREAMS:
@@ -57,6 +60,13 @@ def _view(scope: Any) -> Any:
             return resolve(path or "/", urlconf=settings.ROOT_URLCONF).func
     except Resolver404:
         return None
+
+
+async def _live(receive: Any, send: Any) -> None:
+    """The server's start and end, where it tells them; nothing else depends on it."""
+    for moment in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{moment}.complete"})
 
 
 async def _no_socket(receive: Any, send: Any) -> None:

@@ -248,6 +248,8 @@ async def thread_events(
     wants = protocol.negotiate(request.headers.get("Accept"), binary=False)
     gap = await store.call(engine.gap, thread, after, run) if cursor else None
     start = after if gap is None else gap.last
+    if gap is None and feed.Follower(thread, start, run).finished:
+        return HttpResponse(status=204)
     presence = await store.call(replies.presence, identity, thread)
 
     async def page() -> eventstream.Body:

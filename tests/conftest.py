@@ -19,6 +19,12 @@ from aguiapp import store
 from tests import services
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Servers come last: they sweep the database, and would drive what other tests leave waiting."""
+    items.sort(key=lambda item: item.get_closest_marker("live") is not None)
+
+
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A test database of this run alone: another checkout, or another run, may test as well."""

@@ -406,3 +406,28 @@ class TestRegistry:
         await said_by(agent, body, history="client")
         assert seen == [["s", "u1", "a1"]]
         assert await Run.objects.acount() == 1
+
+
+def test_an_agent_needs_a_name() -> None:
+    async def nameless(run: RunContext) -> None:
+        """Decorated without parentheses."""
+
+    decorator: Any = agents.agent
+    with pytest.raises(ImproperlyConfigured, match="needs a name"):
+        decorator(nameless)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"busy": "wait"}, "busy"),
+        ({"disconnect": "stop"}, "disconnect"),
+        ({"disconnect": -1}, "disconnect"),
+        ({"limits": {"seconds": 1}}, "seconds"),
+        ({"limits": {"run_seconds": "1"}}, "run_seconds"),
+        ({"limits": {"idle_seconds": True}}, "idle_seconds"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: Any, names: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=names):
+        agents.agent("misled", **options)

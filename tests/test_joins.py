@@ -320,6 +320,9 @@ class TestRespondAsync:
         assert stream.logged == await scripts.stored()
         events = await ada.ask(found["urls"]["events"])
         assert events.raw.decode().splitlines() == await scripts.stored()
+        # Who polls a run learns that nothing more will come.
+        address = f"{found['urls']['events']}&wait=20&after={events.headers['AGUI-Next']}"
+        assert (await ada.ask(address)).status == 204
         assert (await ada.ask(found["urls"]["snapshot"])).json["messages"]
         cancelled = await ada.ask(found["urls"]["cancel"], {})
         assert cancelled.json["status"] == "success"

@@ -232,6 +232,10 @@ class TestReaders:
             given = run_input(script=[PING, {"$sleep": 0.4}])
             reply = await ada.run(given, prefer="respond-async")
             assert reply.status == 202
+            # Nor does a look at it make it depend on who looks.
+            look = Stream(await ada.open(reply.json["urls"]["stream"]))
+            await look.until(lambda raw: len(scripts.frames(raw)) >= 1)
+            await leave(look)
             assert (await ended()).status == "success"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import time
 import uuid
 from contextlib import contextmanager
 from datetime import timedelta
@@ -483,3 +485,17 @@ def test_a_page_holds_so_many_bytes_or_one_event(monkeypatch: pytest.MonkeyPatch
     assert max(len(page) for page in store.pages(run.pk)) <= 3
     monkeypatch.setattr(reads, "PAGE_BYTES", 1)
     assert [[row.seq for row in page] for page in store.pages(run.pk)] == [[n] for n in found]
+
+
+def test_a_process_that_is_dead_and_not_yet_buried_is_dead() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        owner = lease._owner_of(process.pid)
+        assert not lease.is_dead(owner)
+        process.kill()
+        deadline = time.monotonic() + 10
+        while not lease.is_dead(owner):
+            assert time.monotonic() < deadline
+    finally:
+        process.wait(10)
+    assert lease.is_dead(owner)

@@ -8,7 +8,7 @@ from aguiapp import conf
 
 #: A reader who comes back within this many seconds never left: a socket changes, a page moves on.
 SETTLE_SECONDS = 0.5
-#: Answers that are read as they are written; a run that nobody was to read is not deserted.
+#: Answers that are read as they are written; a run that nobody was to read is never deserted.
 READ_MODES = frozenset({"sse", "proto", "json", "ws"})
 
 
@@ -20,9 +20,8 @@ class Patience:
         self._total = settings.RUN_SECONDS
         self._idle = settings.IDLE_SECONDS
         grace = {"continue": None, "cancel": 0.0}
-        policy = settings.DISCONNECT
+        policy = settings.DISCONNECT if mode in READ_MODES else "continue"
         self._grace = grace[policy] if isinstance(policy, str) else float(policy)
-        self._was_read = mode in READ_MODES
 
     @property
     def elapsed(self) -> float:
@@ -56,7 +55,7 @@ class Patience:
     def deserted(self, *, is_read: bool) -> bool:
         """Whether everybody who may speak has been gone for too long; asked every moment."""
         if is_read:
-            self._read, self._was_read = time.monotonic(), True
-        if self._grace is None or not self._was_read:
+            self._read = time.monotonic()
+        if self._grace is None:
             return False
         return time.monotonic() > self._read + max(self._grace, SETTLE_SECONDS)

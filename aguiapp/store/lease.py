@@ -32,9 +32,12 @@ def _boot_id() -> str:
 
 
 def _process_start(pid: int) -> str:
-    """The kernel's start time of the process in ticks: a reused pid has another one."""
+    """The kernel's start time of the process in ticks: a reused pid has another one.
+
+    One that is dead and not yet buried (state Z or X, proc_pid_stat(5)) has none.
+    """
     fields = _read(_PROC / str(pid) / "stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 else "-"
+    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else "-"
 
 
 @cache

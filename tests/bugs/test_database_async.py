@@ -380,8 +380,11 @@ TABLES = (Run, RunEvent, Thread, Command)
 
 
 def table_bytes() -> int:
-    """What the app's tables take, with their indexes."""
+    """What the app's tables take, with their indexes; on SQLite the whole database."""
     with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            cursor.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+            return int(cursor.fetchone()[0])
         names = [model._meta.db_table for model in TABLES]
         cursor.execute(
             "SELECT sum(pg_total_relation_size(t::regclass)) FROM unnest(%s::text[]) t", [names]
@@ -391,21 +394,21 @@ def table_bytes() -> int:
 
 @case("DBA-13")
 def test_a_long_answer_is_written_once(w: World, own_server: Server, user: User) -> None:
-    """Five times the payload at most: on SQLite all that the process writes, WAL and all."""
+    """What is kept of it, and on SQLite all that the process wrote, with the journal twice."""
     ada = Client(own_server, user)
     ada.run("echo", "warm").done()
     process = psutil.Process(own_server.process.pid)
-    postgres = connection.vendor == POSTGRES
-    before = table_bytes() if postgres else written(process)
+    before, wrote = table_bytes(), written(process)
     reader = ada.play(*script_of(w)).done()
     run = ended(reader.run)
-    grown = (table_bytes() if postgres else written(process)) - before
-    print(  # noqa: T201
-        f"{connection.vendor}: {grown} bytes for {run.bytes} of events, {grown / run.bytes:.2f}"
-    )
+    kept, wrote = table_bytes() - before, written(process) - wrote
+    figures = f"{kept / run.bytes:.2f} kept, {wrote / run.bytes:.2f} written, of {run.bytes} bytes"
+    print(f"{connection.vendor}: {figures}")  # noqa: T201
     assert run.last_seq == 5004
     assert run.bytes > 500_000
-    assert grown <= 5 * run.bytes
+    assert kept <= 3 * run.bytes
+    # A busy machine makes more and smaller commits, each of which writes whole pages.
+    assert wrote <= 8 * run.bytes
 
 
 def written(process: psutil.Process) -> int:

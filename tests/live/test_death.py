@@ -92,6 +92,19 @@ def test_watchers_elsewhere_see_the_end_of_a_killed_servers_run(
     reader.done()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_process_ends_lost_runs_before_anybody_asks_for_them(
+    servers: Servers, kind: str, database_url: str, user: User
+) -> None:
+    server = servers.start(kind, database_url)
+    reader = long_run(Person(server, user), "asleep").events(3)
+    server.kill()
+    again = servers.start(kind, database_url)
+    if kind == "daphne":  # it tells its applications nothing of its start
+        assert httpx.get(again.url("/admin/login/"), timeout=10).status_code == 200
+    assert ended(reader.run).error_code == "orphaned"
+
+
 def cleaning_up() -> list[object]:
     """A run that says so when it is cancelled."""
     last = {"type": "CUSTOM", "name": "cleaned up", "value": 1}

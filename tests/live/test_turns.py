@@ -31,7 +31,7 @@ from tests.live.servers import (
     until,
 )
 
-POSTS = 48
+POSTS = 50
 
 
 @pytest.fixture
@@ -39,7 +39,11 @@ def crowd(servers: Servers, database_url: str) -> list[Server]:
     """Four processes on PostgreSQL, without a layer between them; one on SQLite."""
     count = 4 if connection.vendor == "postgresql" else 1
     kinds = ("uvicorn", "daphne", "uvicorn", "daphne")[:count]
-    return [servers.shared(kind, database_url, f"crowd {n}") for n, kind in enumerate(kinds)]
+    room = {"AGUIAPP": {"QUEUE_RUNS": POSTS}}
+    return [
+        servers.shared(kind, database_url, f"crowd {n}", overrides=room)
+        for n, kind in enumerate(kinds)
+    ]
 
 
 @pytest.fixture
@@ -94,18 +98,16 @@ def test_of_many_posts_at_once_exactly_one_runs(crowd: list[Server], user: User)
 def test_of_many_posts_at_once_all_run_in_order(crowd: list[Server], user: User) -> None:
     people = [Person(server, user) for server in crowd]
     thread = new_id()
-    # All of them fit, with one that runs.
-    count = 20
-    with ThreadPoolExecutor(count) as pool:
+    with ThreadPoolExecutor(POSTS) as pool:
         posts = pool.map(
             lambda n: turn(people[n % len(people)], "queueing", thread, f"r{n}", *said(delta())),
-            range(count),
+            range(POSTS),
         )
         readers = [reader.done(60) for reader in posts]
     assert {(reader.status, reader.end) for reader in readers} == {(200, "clean")}
     runs = in_order(thread)
     assert {run.status for run in runs} == {"success"}
-    assert sorted(said_by_people(runs)) == sorted(f"r{n}" for n in range(count))
+    assert sorted(said_by_people(runs)) == sorted(f"r{n}" for n in range(POSTS))
     assert [run.pk for run in runs] == sorted(run.pk for run in runs)
     for reader in readers:
         assert reader.logged == stored(reader.run)
