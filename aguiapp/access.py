@@ -228,8 +228,8 @@ def still_valid(identity: Identity) -> bool:
     return bool(session.get(SESSION_KEY) == str(user.pk))
 
 
-def still_speaks(run: Run) -> bool:
-    """Whether who asked for a run that waited may still speak on its thread.
+def still_has(run: Run, right: str) -> bool:
+    """Whether who asked for a run that waits, or waited, still has that right on its thread.
 
     A session's own thread, or one of the server's, nobody can take away.
     """
@@ -237,7 +237,7 @@ def still_speaks(run: Run) -> bool:
         return True
     identity = Identity(run.user, f"user:{run.user.pk}")
     visible = threads(identity).filter(pk=run.thread_id).exists()
-    return bool(run.user.is_active and visible and may(identity, run.thread, "speak"))
+    return bool(run.user.is_active and visible and may(identity, run.thread, right))
 
 
 def refusal(identity: Identity, thread: Thread) -> AguiError | None:

@@ -23,5 +23,5 @@ class AguiappConfig(AppConfig):
         )
         from aguiapp.engine import turns
 
-        turns.permits = access.still_speaks
+        turns.permits = access.still_has
         autodiscover_modules(conf.get().AGENTS_MODULE)

@@ -13,7 +13,7 @@ from aguiapp import agents, conf, feed, protocol, store
 from aguiapp.engine import history, opening, turns
 from aguiapp.engine.joins import Gap, Join, gap, join
 from aguiapp.engine.runtime import Engine, current
-from aguiapp.errors import Draining
+from aguiapp.errors import Draining, Fenced
 from aguiapp.models import Command, Run, Thread
 
 __all__ = [
@@ -104,7 +104,10 @@ async def _start(engine: Engine, agent: agents.Agent, request: Request) -> Start
     if opened.attached:
         unlogged = await store.call(turns.restated, run, request.input)
         return Started(thread, run, attached=True, unlogged=unlogged)
-    begun = await turns.begin(engine, run, request.input, request.user)
+    try:
+        begun = await turns.begin(engine, run, request.input, request.user)
+    except Fenced:  # it was stopped while it was prepared: its log says how
+        return Started(thread, await store.call(store.refresh, run), attached=True)
     if conf.get().WRITER == "inline":
         await begun.task
     return Started(thread, run, unlogged=begun.unlogged, task=begun.task)

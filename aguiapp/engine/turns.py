@@ -99,28 +99,29 @@ async def adopt(engine: Engine, run: Run) -> None:
         logger.exception("queued run could not start run=%s", run.key)
 
 
-def _anybody(run: Run) -> bool:
+def _anybody(run: Run, right: str) -> bool:
     return True
 
 
-#: Whether who asked for a run may still speak on its thread; the app sets it when it is ready.
-permits: Callable[[Run], bool] = _anybody
+#: Whether who asked for a run has that right on its thread now; the app sets it when it is ready.
+permits: Callable[[Run, str], bool] = _anybody
 
 
 def _waiting(run: Run) -> tuple[dict[str, Any], bool]:
     """The input of a run that waited, and whether a turn that interrupts came meanwhile."""
     if not store.holds(run):
         raise Fenced
-    if not permits(run):
+    if not permits(run, "speak"):
         raise Forbidden
     text = store.rebuild_input(run)
     given = protocol.parse_input(text, max_depth=conf.get().JSON_DEPTH)
-    later = store.queued(run.thread_id).filter(pk__gt=run.pk)
-    return given, any(_interrupts(agent) for agent in later.values_list("agent", flat=True))
+    later = store.queued(run.thread_id).filter(pk__gt=run.pk).select_related("thread", "user")
+    return given, any(map(_interrupts, later))
 
 
-def _interrupts(name: str) -> bool:
-    return name in agents.names() and agents.get(name).settings.BUSY == "interrupt"
+def _interrupts(run: Run) -> bool:
+    known = run.agent in agents.names() and agents.get(run.agent)
+    return bool(known and known.settings.BUSY == "interrupt" and permits(run, "cancel"))
 
 
 def _code(error: BaseException) -> str:

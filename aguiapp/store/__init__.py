@@ -6,6 +6,7 @@ Everything here is synchronous and blocks on the database; `call` takes it off t
 from aguiapp.store import watchers
 from aguiapp.store.inputs import digest, rebuild as rebuild_input
 from aguiapp.store.lease import new_token
+from aguiapp.store.openings import Abandoned, BeingEnded, Contended, Opened, Opening, open_run
 from aguiapp.store.queue import claim, claimable, give_back, open_interrupts, queued, withdraw
 from aguiapp.store.reads import (
     Mark,
@@ -26,19 +27,13 @@ from aguiapp.store.reads import (
     snapshot,
 )
 from aguiapp.store.runs import (
-    Abandoned,
-    BeingEnded,
-    Contended,
     Ending,
-    Opened,
-    Opening,
     abandoned,
     add_findings,
     command,
     earlier_state_hashes,
     finish,
     holds,
-    open_run,
     pending_commands,
     refresh,
     refresh_by_id,
