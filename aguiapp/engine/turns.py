@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from aguiapp import agents, conf, feed, protocol, store
 from aguiapp.engine import history, joins, opening, recovery
@@ -16,10 +16,17 @@ from aguiapp.engine.opening import Prepared
 from aguiapp.errors import AgentNotReady, AguiError, Fenced, Forbidden, NotFound, StaleHistory
 from aguiapp.models import Run
 
-if TYPE_CHECKING:
-    from aguiapp.engine.runtime import Engine
-
 logger = logging.getLogger("aguiapp.run")
+
+
+class Host(Protocol):
+    """Who drives runs, as far as a turn needs it: the engine."""
+
+    def promotes(self) -> bool: ...
+
+    def adopt(self, run: Run) -> None: ...
+
+    def drive(self, driver: Driver) -> asyncio.Task[Any]: ...
 
 
 #: A preparation that took longer is asked whether the run is still ours.
@@ -34,7 +41,7 @@ class Begun(NamedTuple):
 
 
 async def begin(
-    engine: Engine, run: Run, given: dict[str, Any], user: Any, *, overtaken: bool = False
+    host: Host, run: Run, given: dict[str, Any], user: Any, *, overtaken: bool = False
 ) -> Begun:
     """Drive a run of ours that has its thread's slot; when that fails, the run ends as failed.
 
@@ -44,13 +51,13 @@ async def begin(
     try:
         agent = agents.get(run.agent)
         begun = await store.call(_read, run, given)
-        driver = Driver(_prepared(run, agent, given, user, begun), promotes=engine.promotes)
+        driver = Driver(_prepared(run, agent, given, user, begun), promotes=host.promotes)
     except BaseException as error:
-        await end(engine, run, _code(error))
+        await end(host, run, _code(error))
         raise
     if overtaken:
         driver.stop(Run.Status.CANCELLED)
-    return Begun(engine.drive(driver), begun.unlogged)
+    return Begun(host.drive(driver), begun.unlogged)
 
 
 def _read(run: Run, given: dict[str, Any]) -> opening.Opening:
@@ -79,7 +86,7 @@ def _prepared(
     )
 
 
-async def adopt(engine: Engine, run: Run) -> None:
+async def adopt(host: Host, run: Run) -> None:
     """Drive a run whose turn has come; whatever is in its way, it ends and the next one starts."""
     leases.hold(run)
     feed.current().announce(run.thread_id)
@@ -89,10 +96,10 @@ async def adopt(engine: Engine, run: Run) -> None:
     except Exception as error:
         if not isinstance(error, AguiError):
             logger.exception("queued run could not start run=%s", run.key)
-        await end(engine, run, _code(error))
+        await end(host, run, _code(error))
         return
     try:
-        await begin(engine, run, given, run.user, overtaken=overtaken)
+        await begin(host, run, given, run.user, overtaken=overtaken)
     except AguiError:
         pass  # the run says so, or belongs to somebody else by now
     except Exception:
@@ -130,7 +137,7 @@ def _code(error: BaseException) -> str:
     return "agent_not_ready" if isinstance(error, AgentNotReady | NotFound) else "agent_failed"
 
 
-async def end(engine: Engine, run: Run, code: str) -> None:
+async def end(host: Host, run: Run, code: str) -> None:
     """End a run of ours that was never driven."""
     if code == Fenced.code:
         leases.drop(run)
@@ -142,7 +149,7 @@ async def end(engine: Engine, run: Run, code: str) -> None:
             run.lease_token or 0,
             status=Run.Status.ERROR,
             code=code,
-            next_token=store.new_token() if engine.promotes() else 0,
+            next_token=store.new_token() if host.promotes() else 0,
         )
     except Exception:
         logger.exception("run left to the sweeper run=%s", run.key)
@@ -151,7 +158,7 @@ async def end(engine: Engine, run: Run, code: str) -> None:
         leases.drop(run)
     feed.current().announce(run.thread_id)
     if following is not None:
-        engine.adopt(following)
+        host.adopt(following)
 
 
 def restated(run: Run, given: dict[str, Any]) -> list[protocol.Event]:
