@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from django.conf import settings
-from django.core.handlers.asgi import get_script_prefix
+from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.urls import Resolver404, resolve
 from django.utils import translation
 
@@ -31,7 +31,7 @@ def mount(django_application: Application, websocket: Application | None = None)
 
     async def application(scope: Any, receive: Any, send: Any) -> Any:
         engine.current().wake()  # by whatever comes first, or lost runs would wait for our views
-        if scope["type"] == "lifespan":
+        if scope["type"] == "lifespan" and isinstance(django_application, ASGIHandler):
             return await _live(receive, send)
         if scope["type"] == "http":
             scope = {**scope, "aguiapp": True}
@@ -63,7 +63,7 @@ def _view(scope: Any) -> Any:
 
 
 async def _live(receive: Any, send: Any) -> None:
-    """The server's start and end, where it tells them; nothing else depends on it."""
+    """The server's start and end, where it tells them; Django's own handler knows neither."""
     for moment in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{moment}.complete"})
