@@ -290,12 +290,13 @@ async def test_turns_at_once_run_one_after_the_other(w: World) -> None:
     """As many as there is room for; who comes on top of them is told so."""
     w.settings.AGUIAPP = {"QUEUE_RUNS": 5}
     going: list[int] = []
+    seconds = [2.0]  # of the first turn: until everybody came
 
     async def alone(run: Any) -> AsyncIterator[Any]:
         going.append(1)
         assert len(going) == 1
         yield {"type": "CUSTOM", "name": "turn", "value": run.input["runId"]}
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(seconds.pop() if seconds else 0.05)
         going.pop()
 
     with registered("alone", alone, busy="enqueue"):

@@ -94,6 +94,8 @@ async def poll(
         path = recorded.path("events", after=cursor, limit=7, wait=wait)
         line = await crowd.Line(person, path, {"Accept": accept}).done()
         attached()
+        if (line.status, line.end) == (204, "clean"):
+            break  # nothing is left of the run
         assert (line.status, line.end) == (200, "clean"), line.body
         cursor = line.headers["agui-next"]
         texts = page(accept, bytes(line.body), cursor)
