@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from django.db import connections
 from django.test import AsyncClient
 
 from aguiapp import access, agents, engine, feed, protocol, store
@@ -294,3 +296,22 @@ def row(seq: int, event: Event) -> store.Row:
     """A row of the log."""
     kind = protocol.TYPE_CODES[event["type"]]
     return store.Row(seq, kind, protocol.dumps(event), 1_700_000_000_000)
+
+
+async def elsewhere(function: Any) -> Any:
+    """Call it in a thread of its own, as a command or a WSGI server would."""
+    answered: list[Any] = []
+
+    def work() -> None:
+        try:
+            answered.append(function())
+        except Exception as error:
+            answered.append(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    return answered[0]

@@ -408,11 +408,11 @@ def gapless(reader: Reader) -> None:
 # -- fixtures ----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def all_servers(
     django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Servers]:
-    """Every server of this run of the tests; they end with it."""
+    """Every server of a module's tests; they end with it, or they would take every connection."""
     servers = Servers(tmp_path_factory.mktemp("servers"))
     yield servers
     servers.close()

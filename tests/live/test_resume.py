@@ -25,6 +25,7 @@ from tests import services
 from tests.live import crowd
 from tests.live.recordings import SCRIPTS
 from tests.live.servers import KINDS, Person, Servers, delta, new_id, said, stored
+from tests.scripts import elsewhere
 
 LONG = os.environ.get("FAULTS") == "long"
 OTHER = {"daphne": "uvicorn", "uvicorn": "daphne"}
@@ -247,7 +248,7 @@ def test_from_every_cursor_head_and_tail_are_the_whole(
 
     async def everything() -> None:
         tails, recorded = await record(persons, SCRIPTS[name], gate)
-        rows = await asyncio.to_thread(rows_of, recorded.run)
+        rows = await elsewhere(lambda: rows_of(recorded.run))
         wholes = wholes_of(recorded, rows)
         await tails.check(wholes)
         later = Tails(persons, recorded._replace(over=True))
