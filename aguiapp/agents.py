@@ -238,7 +238,7 @@ class Agent:
             own["BUSY"] = self.busy
         if self.disconnect is not None:
             own["DISCONNECT"] = self.disconnect
-        return replace(conf.get(), **own)
+        return replace(conf.get(), **own) if own else conf.get()
 
     async def check_ready(self) -> None:
         """Raise AgentNotReady when `ready` says so."""

@@ -13,6 +13,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 
 from aguiapp import conf, feed, protocol
 from aguiapp.errors import AguiError, StreamAborted, StreamRefused
+from aguiapp.protocol.restate import run_started
 
 logger = logging.getLogger("aguiapp.stream")
 
@@ -187,11 +188,8 @@ def _withdrawn(follower: feed.Follower) -> list[dict[str, Any]]:
     """A run that was cancelled before its turn came, as clients understand it."""
     assert follower.run is not None  # noqa: S101
     ids = {"threadId": follower.thread.thread_id, "runId": follower.run.run_id}
-    version = {"protocolVersion": protocol.PROTOCOL_VERSION}
-    return [
-        {"type": "RUN_STARTED", **ids, **version},
-        {"type": "RUN_FINISHED", **ids, "outcome": {"type": "cancelled"}},
-    ]
+    finished = {"type": "RUN_FINISHED", **ids, "outcome": {"type": "cancelled"}}
+    return [run_started(ids), finished]
 
 
 async def framed(framing: Framing, reading: Reading) -> AsyncGenerator[bytes, None]:

@@ -49,9 +49,10 @@ def streaming(request: HttpRequest) -> str:
     return "sse" if wants == "json" else wants
 
 
-def resumes(request: HttpRequest, wants: str) -> bool:
+def resumes(request: HttpRequest, wants: str, cursor: str = "") -> bool:
     """Whether the reader says that it comes back, on a stream whose early end can be marked."""
-    return wants == "sse" and request.headers.get("AGUI-Resume") == "1"
+    declared = bool(cursor) or request.headers.get("AGUI-Resume") == "1"
+    return wants == "sse" and declared
 
 
 async def parsed(
@@ -68,12 +69,13 @@ async def parsed(
         text = body(request)
     given = parse_input(text)
     key = request.GET.get("thread")
+    thread = None
     if key is not None:
-        thread = await store.call(access.find, identity, thread_key(key), "speak")
-        _same_id(thread, given)
+        found = await store.call(access.find, identity, thread_key(key), "speak")
+        thread = _same_id(found, given)
     may_cancel = True
     if agents.get(agent).settings.BUSY == "interrupt":
-        may_cancel = await store.call(_may_cancel, request, identity, given)
+        may_cancel = await store.call(_may_cancel, identity, thread, given["threadId"])
     return engine.Request(
         agent=agent,
         input=given,
@@ -81,15 +83,16 @@ async def parsed(
         scope=identity.scope,
         actor=identity.actor,
         user=identity.user,
-        thread_key=None if key is None else thread_key(key),
+        thread_key=None if thread is None else thread.key,
         may_cancel=may_cancel,
         mode=mode,
         transport=transport,
     )
 
 
-def _may_cancel(request: HttpRequest, identity: access.Identity, given: dict[str, Any]) -> bool:
-    thread = joined_thread(request, identity, given)
+def _may_cancel(identity: access.Identity, shared: Thread | None, thread_id: str) -> bool:
+    """Whether they may stop what runs on the shared thread, or on their own where there is one."""
+    thread = shared or access.own(identity, thread_id)
     return thread is None or access.may(identity, thread, "cancel")
 
 

@@ -15,10 +15,10 @@ from aguiapp.eventstream import Reading
 from aguiapp.models import Run, Thread
 
 
-def presence(identity: access.Identity, thread: Thread) -> eventstream.Presence:
-    """That somebody reads who may speak; blocks on the database. Others keep no run alive."""
+async def presence(identity: access.Identity, thread: Thread) -> eventstream.Presence:
+    """That somebody reads who may speak. Others keep no run alive."""
     heeded = agents.heed_readers() and conf.get().WRITER == "group"
-    if not heeded or not access.may(identity, thread, "speak"):
+    if not heeded or not await store.call(access.may, identity, thread, "speak"):
         return nullcontext
     return functools.partial(engine.reading, thread.pk)
 
@@ -27,7 +27,7 @@ async def reading(
     identity: access.Identity, thread: Thread, follower: feed.Follower, **more: Any
 ) -> Reading:
     """Somebody's reading of a thread, for as long as they may."""
-    present = await store.call(presence, identity, thread)
+    present = await presence(identity, thread)
     if present is not nullcontext:
         engine.expect_reader(thread.pk)
     return Reading(

@@ -229,7 +229,7 @@ async def thread_stream(
         thread,
         follower,
         unlogged=() if gap is None else gap.marked,
-        resumes=(bool(cursor) and wants == "sse") or parameters.resumes(request, wants),
+        resumes=parameters.resumes(request, wants, cursor),
     )
     return replies.streamed(wants, reading, replies.headers_of(thread, None, None))
 
@@ -250,7 +250,7 @@ async def thread_events(
     start = after if gap is None else gap.last
     if gap is None and feed.Follower(thread, start, run).finished:
         return HttpResponse(status=204)
-    presence = await store.call(replies.presence, identity, thread)
+    presence = await replies.presence(identity, thread)
 
     async def page() -> eventstream.Body:
         follower = feed.Follower(thread, start, run, strict=bool(cursor))

@@ -102,7 +102,7 @@ async def _start(engine: Engine, agent: agents.Agent, request: Request) -> Start
             engine.spawn(cancel(opened.active, request.actor), "aguiapp interrupt")
         return Started(thread, run, attached=opened.attached)
     if opened.attached:
-        unlogged = await store.call(turns.restated, run, request.input)
+        unlogged = await heal(run, request.input)
         return Started(thread, run, attached=True, unlogged=unlogged)
     try:
         begun = await turns.begin(engine, run, request.input, request.user)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from aguiapp import protocol, store
 from aguiapp.models import Run, Thread
+from aguiapp.protocol.restate import run_started
 from aguiapp.protocol.trace import RUNNING
 
 
@@ -22,13 +23,20 @@ class Join(NamedTuple):
 def join(thread: Thread, messages: Sequence[dict[str, Any]] = (), *, at: int | None = None) -> Join:
     """Join a thread at its end, or at a position, holding `messages`; blocks on the database."""
     found = store.snapshot(thread, at)
-    fold, position = found.fold, found.position
-    last = store.run_at(thread.pk, position - 1) if position else None
-    prologue = protocol.join(fold, _run_started(thread, last), messages) if last else []
-    if last is not None and fold.trace["phase"] == RUNNING:
-        return Join(prologue, position, last)
-    position = store.first_kept(thread.pk, position)  # what follows may be kept no more
-    return Join(prologue, position, store.run_at(thread.pk, position))
+    prologue, last = _restated(thread, found, messages)
+    if last is not None and found.fold.trace["phase"] == RUNNING:
+        return Join(prologue, found.position, last)
+    return Join(prologue, *store.next_kept(thread.pk, found.position))
+
+
+def _restated(
+    thread: Thread, found: store.ThreadSnapshot, messages: Sequence[dict[str, Any]] = ()
+) -> tuple[list[protocol.Event], Run | None]:
+    """The folded thread as events, and the run of its last event."""
+    last = store.run_at(thread.pk, found.position - 1) if found.position else None
+    if last is None:
+        return [], None
+    return protocol.join(found.fold, _run_started(thread, last), messages), last
 
 
 class Gap(NamedTuple):
@@ -65,16 +73,15 @@ def gap(thread: Thread, after: int, run: Run | None = None) -> Gap | None:
 
 def _prologue(thread: Thread, kept: int) -> list[protocol.Event]:
     """The thread at a position where a gap ends, as far as it is known."""
-    run = store.run_at(thread.pk, kept)
-    within = run is not None and (run.offset or 0) < kept
-    if run is not None and within and store.snapshot(thread, kept).position < kept:
+    found, run = store.snapshot(thread, kept), store.run_at(thread.pk, kept)
+    if run is not None and found.position < kept and (run.offset or 0) < kept:
         # Nothing is known of the run before: it goes on all the same.
-        return [*join(thread, at=run.offset).prologue, _started(thread, run)]
-    if prologue := join(thread, at=kept).prologue:
+        return [*join(thread, at=run.offset).prologue, run_started(_ids(thread, run.run_id))]
+    if prologue := _restated(thread, found)[0]:
         return prologue
-    started = {**_started(thread, None), "runId": f"before-{kept + 1}"}
-    ids = {"threadId": thread.thread_id, "runId": started["runId"]}
-    return [started, {"type": "RUN_FINISHED", **ids, "outcome": {"type": "success"}}]
+    ids = _ids(thread, f"before-{kept + 1}")
+    finished = {"type": "RUN_FINISHED", **ids, "outcome": {"type": "success"}}
+    return [run_started(ids), finished]
 
 
 def _run_started(thread: Thread, run: Run) -> dict[str, Any]:
@@ -83,9 +90,8 @@ def _run_started(thread: Thread, run: Run) -> dict[str, Any]:
         event = json.loads(row.payload)
         if isinstance(event, dict) and event.get("type") == "RUN_STARTED":
             return event
-    return _started(thread, run)
+    return _ids(thread, run.run_id)
 
 
-def _started(thread: Thread, run: Run | None) -> dict[str, Any]:
-    ids = {"threadId": thread.thread_id, "runId": run.run_id if run else ""}
-    return {"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}
+def _ids(thread: Thread, run_id: str) -> dict[str, Any]:
+    return {"threadId": thread.thread_id, "runId": run_id}

@@ -20,7 +20,6 @@ logger = logging.getLogger("aguiapp.engine")
 #: How long a loop has to end a run whose time is up, before the lease's thread does.
 OVERDUE_SECONDS = 2.0
 
-
 #: Run id, token, and how far the run got: its last committed seq, its bytes.
 Claim = Callable[[], tuple[int, int, int, int]]
 

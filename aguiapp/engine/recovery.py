@@ -14,6 +14,7 @@ from aguiapp.engine.clock import moment, now_ms
 from aguiapp.engine.history import state_hash
 from aguiapp.errors import RUN_ERROR_CODES, Fenced
 from aguiapp.models import Run
+from aguiapp.protocol.restate import run_started
 
 logger = logging.getLogger("aguiapp.run")
 
@@ -125,8 +126,7 @@ def end_stored(
 
 def _beginning(run: Run, *, echoes: bool) -> list[protocol.Event]:
     """What the run would have written first, from its stored input."""
-    ids = {"threadId": run.thread.thread_id, "runId": run.run_id}
-    bare = [{"type": "RUN_STARTED", **ids, "protocolVersion": protocol.PROTOCOL_VERSION}]
+    bare = [run_started({"threadId": run.thread.thread_id, "runId": run.run_id})]
     if not echoes:
         return bare
     try:
@@ -139,10 +139,9 @@ def _beginning(run: Run, *, echoes: bool) -> list[protocol.Event]:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that was ended from outside, and the run that its slot went to."""
+    """A run was ended from outside; its slot went to `following`."""
 
-    run: Run
-    following: Run | None = None
+    following: Run | None
 
 
 def take_over(run: Run, *, status: str, code: str = "", promotes: bool = False) -> Ended | None:
@@ -159,7 +158,7 @@ def take_over(run: Run, *, status: str, code: str = "", promotes: bool = False) 
     except Fenced:
         return None
     logger.warning("run ended from outside run=%s status=%s code=%s", run.key, status, code)
-    return Ended(run, following)
+    return Ended(following)
 
 
 def sweep() -> list[Run]:

@@ -177,8 +177,8 @@ class Follower:
         if self._only is not None:
             self._place(await store.call(store.refresh, self._only))
         else:
-            self._keep(await store.call(store.first_kept, self.thread.pk, self.position))
-            run = await store.call(store.run_at, self.thread.pk, self.position)
+            kept, run = await store.call(store.next_kept, self.thread.pk, self.position)
+            self._keep(kept)
             if run is not None:
                 self._current, self._offset = run.pk, run.offset or 0
         return self._current is not None

@@ -143,7 +143,7 @@ def _open(alias: str, opening: Opening) -> Opened:
 
 def _goes_first(thread: Thread, opening: Opening) -> bool:
     """Whether the free slot is this post's: an answer passes those who wait."""
-    if not queue.queued(thread.pk).exists() or opening.resume:
+    if opening.resume or not queue.queued(thread.pk).exists():
         return True
     return bool(opening.answers & queue.pending_calls(thread.pk))
 

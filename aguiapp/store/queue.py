@@ -51,12 +51,12 @@ def pending_calls(thread_id: int) -> set[str]:
 
 def _next(thread_id: int) -> Run | None:
     """Whose turn it is: while a frontend call is pending, the one's that answers it."""
-    turns = queued(thread_id).select_related("thread", "user")
-    if not turns.exists() or open_interrupts(thread_id):
+    turns = list(queued(thread_id).select_related("thread", "user"))
+    if not turns or open_interrupts(thread_id):
         return None
     if pending := pending_calls(thread_id):
         return next((run for run in turns if pending & _answers(run)), None)
-    return turns.first()
+    return turns[0]
 
 
 def _answers(run: Run) -> set[str]:

@@ -121,6 +121,15 @@ def first_kept(thread_id: int, after: int) -> int:
     return after if last is None or last.offset is None else last.offset + last.last_seq
 
 
+def next_kept(thread_id: int, after: int) -> tuple[int, Run | None]:
+    """Where reading goes on behind a position, and the run that holds, or will hold, what follows."""
+    run = run_at(thread_id, after)
+    if run is None or (run.offset or 0) + run.pruned_to <= after:
+        return after, run
+    kept = first_kept(thread_id, after)
+    return kept, run_at(thread_id, kept)
+
+
 def run_by_key(thread_id: int, key: uuid.UUID) -> Run | None:
     """The run of this thread with that key."""
     return Run.objects.using(sql.database()).filter(thread_id=thread_id, key=key).first()

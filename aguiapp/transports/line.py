@@ -132,6 +132,8 @@ class _TwistedSocket(_Twisted):
 
     def close_socket(self, code: int) -> bool:
         # Its own way refuses the codes of RFC 6455 that only servers use, 1011 to 1013.
+        if code == 1000 or code >= 3000:
+            return False
         self._protocol.sendCloseFrame(code=code)
         return True
 

@@ -101,7 +101,8 @@ class Outlet:
     async def close_socket(self, code: int) -> None:
         """End a WebSocket with that code."""
         self.release()
-        await close_socket(self._send, code, self)
+        if not self._line.close_socket(code):
+            await self({"type": "websocket.close", "code": code})
 
 
 @contextlib.contextmanager
@@ -125,8 +126,7 @@ def _prolonged(patience: asyncio.Timeout, stall: float, connection: line.Line) -
         timer.cancel()
 
 
-async def close_socket(send: Send, code: int, through: Send | None = None) -> None:
-    """Send a WebSocket's close frame with any code of RFC 6455 or of our own."""
-    own = code != 1000 and code < 3000
-    if not (own and line.behind(send).close_socket(code)):
-        await (through or send)({"type": "websocket.close", "code": code})
+async def close_socket(send: Send, code: int) -> None:
+    """Close a WebSocket that has no outlet yet; any code of RFC 6455 or of our own will do."""
+    if not line.behind(send).close_socket(code):
+        await send({"type": "websocket.close", "code": code})

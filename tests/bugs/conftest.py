@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from tests.bugs.crowd import LONG
 from tests.bugs.world import World, open_world
 from tests.live.servers import KINDS, ada, all_servers, impatient, own_server, server, servers
+from tests.services import LONG
 
 __all__ = ["ada", "all_servers", "impatient", "own_server", "server", "servers"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import socket
 import struct
@@ -18,11 +17,10 @@ from websockets.sync.client import ClientConnection, connect
 
 from project.management.commands import demo
 from tests.bugs.world import World
-from tests.live.servers import DEADLINE, Person, Server, until
-from tests.live.test_readers import backends, request_bytes
+from tests.live.servers import DEADLINE, Person, Server
+from tests.live.test_readers import given_back, request_bytes, settled
+from tests.services import LONG
 
-#: `FAULTS=long` plays as many rounds as the reports ask for.
-LONG = os.environ.get("FAULTS") == "long"
 MIB = 1024 * 1024
 
 
@@ -90,25 +88,12 @@ def drop_socket(connection: ClientConnection) -> None:
     raw.shutdown(socket.SHUT_RDWR)
 
 
-def holdings(server: Server) -> dict[str, int]:
-    """How much a server holds now: its tasks, threads, files, and all database connections."""
-    found = server.inside()
-    counts = {name: len(found[name]) for name in ("tasks", "threads")}
-    return {**counts, "fds": found["fds"], "backends": backends()}
-
-
 @contextmanager
 def nothing_left(server: Server, timeout: float = DEADLINE) -> Iterator[None]:
     """What is done meanwhile leaves no task, thread, file or database connection behind."""
-    before = holdings(server)
+    before = settled(server)
     yield
-    after: dict[str, int] = {}
-
-    def back() -> bool:
-        after.update(holdings(server))
-        return all(after[name] <= before[name] + SLACK.get(name, 0) for name in before)
-
-    until(back, timeout, f"{before} again")
+    given_back(server, {name: most + SLACK.get(name, 0) for name, most in before.items()}, timeout)
 
 
 #: Threads of the pools, their connections, and the tasks every process keeps start when needed.

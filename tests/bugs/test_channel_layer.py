@@ -16,7 +16,6 @@ from aguiapp import feed
 from aguiapp.feed import hints
 from aguiapp.models import Run
 from tests.bugs.crowd import (
-    LONG,
     MIB,
     all_of,
     attaching,
@@ -48,6 +47,7 @@ from tests.live.servers import (
 )
 from tests.live.test_sockets import drained, run_of
 from tests.scripts import run_input, stored, text
+from tests.services import LONG
 
 
 @pytest.fixture

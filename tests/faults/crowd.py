@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.live.servers import Person, Reader, delta, new_id, said, trickle
+from tests.services import LONG
 
-#: `make faults` breaks things many times over; `make test` once or twice.
-LONG = os.environ.get("FAULTS") == "long"
 #: Settings of servers that notice soon that another one is gone.
 QUICK: dict[str, Any] = {"LEASE_SECONDS": 2, "SWEEP_SECONDS": 0.3}
 #: As quick as it gets: for what has to outlast a lease.

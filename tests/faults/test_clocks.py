@@ -9,8 +9,9 @@ from django.contrib.auth.models import User
 
 from aguiapp.models import Run
 from tests.faults import invariants
-from tests.faults.crowd import LONG, QUICKEST, crowd, options, scripts, watched
+from tests.faults.crowd import QUICKEST, crowd, options, scripts, watched
 from tests.live.servers import Person, Servers, ended, new_id, said, trickle
+from tests.services import LONG
 
 HOUR = 3600.0
 #: How far the clock of the process with the run is off, and that of the one that sweeps.

@@ -13,8 +13,9 @@ from django.contrib.auth.models import User
 from aguiapp.models import Run
 from project.management.commands import demo
 from tests.faults import invariants, proxy
-from tests.faults.crowd import LONG, QUICK, Talk, crowd, options, rounds, scripts
+from tests.faults.crowd import QUICK, Talk, crowd, options, rounds, scripts
 from tests.live.servers import KINDS, Person, Server, Servers, new_id, said, stored, trickle, until
+from tests.services import LONG
 
 pytestmark = pytest.mark.postgres
 

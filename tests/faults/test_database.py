@@ -16,7 +16,6 @@ from django.db.models import Model
 from aguiapp.models import Run, Thread
 from tests.faults import breakable, invariants, proxy
 from tests.faults.crowd import (
-    LONG,
     QUICK,
     QUICKEST,
     Talk,
@@ -28,6 +27,7 @@ from tests.faults.crowd import (
     watched,
 )
 from tests.live.servers import KINDS, Person, Reader, Servers, ended, new_id, said, trickle, until
+from tests.services import LONG
 
 pytestmark = pytest.mark.postgres
 

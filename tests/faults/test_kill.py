@@ -13,7 +13,6 @@ from django.contrib.auth.models import User
 from aguiapp.models import Run
 from tests.faults import invariants
 from tests.faults.crowd import (
-    LONG,
     QUICK,
     QUICKEST,
     Talk,
@@ -25,6 +24,7 @@ from tests.faults.crowd import (
     watched,
 )
 from tests.live.servers import Person, Servers, ended, new_id, said, stored, trickle, until
+from tests.services import LONG
 
 KINDS = ("daphne", "uvicorn")
 #: Where the killed process ran: on the survivor's host, which sees that it is gone, or elsewhere.

@@ -11,8 +11,9 @@ import pytest
 from django.contrib.auth.models import User
 
 from tests.faults import breakable, invariants
-from tests.faults.crowd import LONG, crowd, options, rounds, watched
+from tests.faults.crowd import crowd, options, rounds, watched
 from tests.live.servers import KINDS, Person, Reader, Servers, delta, said
+from tests.services import LONG
 
 #: Stands in every event of these runs, and must stand in no message of the layer.
 SECRET = "whisky-tango-7731"

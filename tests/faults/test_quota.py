@@ -12,8 +12,9 @@ from django.conf import settings
 from django.contrib.auth.models import User
 
 from tests.faults import invariants
-from tests.faults.crowd import LONG, QUICK, Talk, crowd, options
+from tests.faults.crowd import QUICK, Talk, crowd, options
 from tests.live.servers import KINDS, Person, Reader, Server, Servers, delta, new_id, said, until
+from tests.services import LONG
 
 WAYS = [
     ("daphne", "in the same process"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import statistics
 import struct
@@ -38,9 +37,9 @@ from tests.live.servers import (
     stored,
     until,
 )
-from tests.live.test_readers import drop_all, only_run, settled
+from tests.live.test_readers import drop_all, given_back, only_run, settled
+from tests.services import LONG
 
-LONG = os.environ.get("FAULTS") == "long"
 FLOOD_SECONDS = 600.0 if LONG else 3.0
 CYCLES = 2000 if LONG else 100
 WAITING = 500 if LONG else 100
@@ -318,16 +317,10 @@ def test_readers_who_leave_take_everything_with_them(
     asyncio.run(leave(CYCLES, "left"))
     took = time.monotonic() - started
     until(quiet, 60)
-    after: dict[str, int] = {}
-
-    def back() -> bool:
-        after.update(settled(server))
-        return all(after[name] <= before[name] for name in before)
-
     try:
-        until(back, 12, "nothing is left behind")
+        given_back(server, before, 12)
     finally:
-        grown = (process.memory_info().rss - memory) / MIB
+        after, grown = settled(server), (process.memory_info().rss - memory) / MIB
         print(f"{CYCLES} x {what}, {kind}: {before} -> {after}, {grown:+.1f} MiB, {took:.0f} s")  # noqa: T201
     assert grown < 12
     person.cancel(hanging)

@@ -88,9 +88,20 @@ def backends() -> int:
 
 
 def settled(server: Server) -> dict[str, int]:
+    """How much a server holds now: its tasks, threads, files, and all database connections."""
     found = server.inside()
     counts = {name: len(found[name]) for name in ("tasks", "threads")}
     return {**counts, "fds": found["fds"], "backends": backends()}
+
+
+def given_back(server: Server, most: dict[str, int], timeout: float) -> None:
+    """Wait until the server holds no more of anything than that."""
+
+    def back() -> bool:
+        held = settled(server)
+        return all(held[name] <= most[name] for name in most)
+
+    until(back, timeout, f"no more than {most} is held")
 
 
 async def drop_all(
@@ -135,16 +146,10 @@ def test_two_hundred_dropped_readers_leave_nothing_behind(
     asyncio.run(drop_all(server, person, count, [{"$sleep": 0.1}, *script]))
     until(lambda: runs.filter(status="success").count() == count, 60, "all runs end")
     assert all(len(stored(str(run.key))) == 14 for run in runs)
-    after: dict[str, int] = {}
-
-    def back() -> bool:
-        after.update(settled(server))
-        return all(after[name] <= before[name] for name in before)
-
     try:
-        until(back, 12, "nothing is left behind")
+        given_back(server, before, 12)
     finally:
-        print(f"{kind} {application}: {before} -> {after}")  # noqa: T201
+        print(f"{kind} {application}: {before} -> {settled(server)}")  # noqa: T201
         print(server.inside())  # noqa: T201
     assert "Traceback" not in server.said()
 

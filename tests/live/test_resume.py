@@ -8,7 +8,6 @@ import contextlib
 import functools
 import itertools
 import json
-import os
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -26,8 +25,8 @@ from tests.live import crowd
 from tests.live.recordings import SCRIPTS
 from tests.live.servers import KINDS, Person, Servers, delta, new_id, said, stored
 from tests.scripts import elsewhere
+from tests.services import LONG
 
-LONG = os.environ.get("FAULTS") == "long"
 OTHER = {"daphne": "uvicorn", "uvicorn": "daphne"}
 
 
